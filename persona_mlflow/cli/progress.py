@@ -1,0 +1,91 @@
+"""What the terminal shows while a sweep runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+
+class TerminalProgress:
+    """A live line on a terminal, and now and then a plain line elsewhere: runs, answers per second, time left.
+
+    Args:
+        quiet: Show nothing.
+    """
+
+    LINE_EVERY = 15.0
+
+    def __init__(self, quiet: bool = False) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._live = self._console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), console=self._console
+        )
+        self._task: TaskID | None = None
+        self._runs = self._runs_done = self._draws = self._draws_done = self._new = 0
+        self._started = self._said = time.monotonic()
+
+    def __enter__(self) -> TerminalProgress:
+        if self._live:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+        if self._draws and not self._live:
+            self._console.print(self._text())
+        sys.stderr.flush()
+
+    def start(self, runs: int, draws: int, runs_done: int, draws_done: int) -> None:
+        """Begin to count; what an earlier call has done counts as done, but not as speed."""
+        self._runs, self._draws = runs, draws
+        self._runs_done, self._draws_done = runs_done, draws_done
+        self._started = self._said = time.monotonic()
+        if self._live:
+            self._task = self._progress.add_task("answers", total=draws, completed=draws_done, text=self._text())
+        if draws_done:
+            self.message(f"On record already: {draws_done:,} of {draws:,} answers, {runs_done} of {runs} runs logged.")
+
+    def advance(self, runs: int = 0, draws: int = 0) -> None:
+        """Count finished runs and answers."""
+        self._runs_done += runs
+        self._draws_done += draws
+        self._new += draws
+        if self._task is not None:
+            self._progress.update(self._task, completed=self._draws_done, text=self._text())
+        elif time.monotonic() - self._said > self.LINE_EVERY:
+            self._said = time.monotonic()
+            self._console.print(self._text())
+
+    def message(self, text: str) -> None:
+        """Print a line above the live one."""
+        self._console.print(text)
+
+    def _text(self) -> str:
+        elapsed = time.monotonic() - self._started
+        rate = self._new / elapsed if elapsed > 0 else 0.0
+        left = (self._draws - self._draws_done) / rate if rate else None
+        time_left = f"{_duration(left)} left" if left is not None else "…"
+        return (
+            f"{self._draws_done:,}/{self._draws:,} answers · {self._runs_done:,}/{self._runs:,} runs · "
+            f"{rate:.1f} answers/s · {time_left}"
+        )
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,184 @@
+"""``persona-mlflow run`` and ``plan``."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from persona_mlflow.cli.options import json_option, read_spec, spec_options, tracking_uri_option
+from persona_mlflow.errors import UserError
+
+if TYPE_CHECKING:
+    from persona_mlflow.plan import Plan
+    from persona_mlflow.sweep import SweepResult
+
+
+class Terminated(BaseException):
+    """SIGTERM came; like Ctrl-C, it must pass every ``except Exception``."""
+
+
+@click.command()
+@spec_options
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="Ledger folder.  [outputs/NAME-MODEL]")
+@click.option("--experiment-name", metavar="NAME", help="MLflow experiment.  [the spec's name]")
+@tracking_uri_option
+@json_option
+def run(
+    output: Path | None, experiment_name: str | None, tracking_uri: str | None, as_json: bool, **options: Any
+) -> None:
+    """Run an experiment: every persona in every setting, each logged as an MLflow run.
+
+    The same command goes on where an interrupted one stopped.
+    """
+    from persona_mlflow.plan import make_plan
+
+    _refuse_several_processes()
+    plan = make_plan(read_spec(options))
+    folder = output or plan.default_output
+    with _interruptible(folder, quiet=as_json):
+        result = _sweep(plan, folder, experiment_name, tracking_uri, quiet=as_json)
+    _print_result(result, plan, tracking_uri, as_json)
+
+
+def _sweep(
+    plan: Plan, folder: Path, experiment_name: str | None, tracking_uri: str | None, quiet: bool
+) -> SweepResult:
+    from persona_mlflow.cli.progress import TerminalProgress
+    from persona_mlflow.engines import load_engine
+    from persona_mlflow.ledger import Ledger
+    from persona_mlflow.sweep import Sweep
+    from persona_mlflow.tracking import Tracker
+
+    ledger = Ledger(folder)
+    with ledger.lock(), TerminalProgress(quiet=quiet) as progress:
+        progress.message(
+            f"{plan.spec.name}: {plan.model.name}, {len(plan.grid.personas)} personas × "
+            f"{len(plan.grid.settings)} settings × {len(plan.questions.questions)} questions = "
+            f"{plan.draws:,} answers in {len(plan.grid):,} runs"
+        )
+        for line in plan.questions.report.notices():
+            progress.message(line)
+        sweep = Sweep(plan, ledger, lambda: load_engine(plan, progress.message), progress)
+        return sweep.run(
+            lambda: Tracker.open(
+                tracking_uri,
+                experiment_name or plan.spec.name,
+                run_name=f"{plan.spec.name} · {plan.model.name}",
+                spec_hash=plan.spec_hash,
+                params=plan.params(),
+                description=plan.spec.description,
+            )
+        )
+
+
+def _print_result(result: SweepResult, plan: Plan, tracking_uri: str | None, as_json: bool) -> None:
+    import json
+
+    from persona_mlflow.summary import run_summary, summary_table
+    from persona_mlflow.tracking import connect, resolve_tracking_uri
+    from persona_mlflow.ui import show_results
+
+    client = connect(tracking_uri)
+    row = run_summary(client.get_run(result.parent_id))
+    if as_json:
+        click.echo(json.dumps({**row, "output": str(result.output)}, ensure_ascii=False, indent=1))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print()
+    console.print(summary_table([row]))
+    for name, reason in row["undefined"].items():
+        console.print(f"{name}: undefined, {reason}")
+    for warning in result.summary["warnings"]:
+        console.print(f"Note: {warning}.", style="yellow")
+    console.print()
+    uri = resolve_tracking_uri(tracking_uri)
+    factors = list(plan.grid.factors)
+    for line in show_results(client, uri, result.experiment_id, result.parent_id, factors):
+        click.echo(line)
+
+
+@contextmanager
+def _interruptible(folder: Path, quiet: bool) -> Iterator[None]:
+    """Turn signals and failures into exit codes, each with the command that goes on."""
+    from persona_mlflow.ledger import is_disk_full
+
+    def on_sigterm(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    previous = signal.signal(signal.SIGTERM, on_sigterm)
+    again = f"Everything answered so far is in {folder}. To go on: {_this_command()}"
+    try:
+        yield
+    except (KeyboardInterrupt, Terminated) as error:
+        click.echo(f"\nInterrupted. {again}", err=True)
+        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 143)
+    except (UserError, click.ClickException):
+        raise
+    except Exception as error:
+        if is_disk_full(error):
+            click.echo(f"\nError: the disk is full. {again}", err=True)
+        else:
+            import traceback
+
+            traceback.print_exc()
+            click.echo(f"\nError: the run failed ({type(error).__name__}: {error}). {again}", err=True)
+        sys.exit(1)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _this_command() -> str:
+    return shlex.join(["persona-mlflow", *sys.argv[1:]])
+
+
+def _refuse_several_processes() -> None:
+    import os
+
+    world = os.environ.get("WORLD_SIZE", "1")
+    if world not in ("", "1"):
+        raise UserError(
+            f"started with {world} processes; start one: a model is spread over the GPUs it sees by itself"
+        )
+
+
+@click.command()
+@spec_options
+@json_option
+def plan(as_json: bool, **options: Any) -> None:
+    """Say what an experiment will do: its runs, prompts and answers. Loads no model."""
+    import json
+
+    from persona_mlflow.plan import make_plan
+
+    found = make_plan(read_spec(options))
+    content = {
+        "experiment": found.spec.name,
+        "model": found.model.name,
+        "personas": len(found.grid.personas),
+        "factors": {name: list(levels) for name, levels in found.grid.factors.items()},
+        "settings": len(found.grid.settings),
+        "runs": len(found.grid),
+        "questions": len(found.questions.questions),
+        "prompts": found.prompts,
+        "answers": found.draws,
+    }
+    if as_json:
+        click.echo(json.dumps(content, ensure_ascii=False, indent=1))
+        return
+    for key, value in content.items():
+        if isinstance(value, dict):
+            for name, levels in value.items():
+                click.echo(f"{'factor ' + name:20} {', '.join(map(str, levels))}")
+        else:
+            click.echo(f"{key:20} {value:,}" if isinstance(value, int) else f"{key:20} {value}")

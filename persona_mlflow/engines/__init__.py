@@ -1,0 +1,1 @@
+"""Engines: requests in, completions out."""

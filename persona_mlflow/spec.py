@@ -1,0 +1,238 @@
+"""The experiment's specification: one YAML file, validated before anything is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
+
+from persona_mlflow.catalog import Catalogue, Persona, load_catalogue, read_yaml
+from persona_mlflow.errors import UserError, choices
+from persona_mlflow.factors import FACTORS, Level
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DecodingSpec(_Section):
+    """How every completion is drawn (P1 §4). Temperature is a factor, not a part of this."""
+
+    max_new_tokens: int = Field(default=1000, ge=1)
+    top_k: int = Field(default=50, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+
+
+class EngineSpec(_Section):
+    """Where and how the model runs. None of it is meant to change an answer, but dtype and quantization do.
+
+    Attributes:
+        batch_size: Rows decoded together, or ``auto``.
+        dtype: ``auto`` is bfloat16 on GPUs that have it and float32 on CPU.
+        quantization: Load the weights in 4 or 8 bit through bitsandbytes.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` …
+        deterministic: One fixed batch size and float32, so that arithmetic never depends on the batch.
+    """
+
+    batch_size: int | Literal["auto"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["none", "8bit", "4bit"] = "none"
+    device: str = "auto"
+    deterministic: bool = False
+
+    @field_validator("batch_size")
+    @classmethod
+    def _positive(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("give a whole number from 1, or auto")
+        return value
+
+
+class CatalogueFiles(_Section):
+    """The user's own catalogue files; a relative path is looked up beside the spec, then from here."""
+
+    personas: Path | None = None
+    prompts: Path | None = None
+    models: Path | None = None
+    categories: Path | None = None
+
+
+class ExperimentSpec(_Section):
+    """What an experiment runs: every persona in every setting, on every question.
+
+    Attributes:
+        name: Names the MLflow experiment and the output folder.
+        description: Stands on the parent run.
+        model: A short name, hub id, local folder or GGUF file.
+        revision: A hub commit or tag of the model.
+        questions: What `persona_mlflow.questions.load_questions` takes as its source.
+        categories: Restrict to these question categories.
+        limit: This many questions in all, balanced over the categories.
+        drop: What to leave out of the set: ``duplicates``, ``equal_options``.
+        personas: ``all``, or persona names out of the catalogue.
+        factors: Factor → its levels; a factor that is not named stays at its default.
+        decoding: Limits and truncation, the same for every draw.
+        seed: Seeds every draw and every sample of questions.
+        engine: Where and how the model runs.
+        catalog: The user's own personas, prompts, models and categories.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    description: str = ""
+    model: str = "smollm2"
+    revision: str | None = None
+    questions: str | dict[str, Any] = "builtin"
+    categories: list[str] | None = None
+    limit: int | None = Field(default=None, ge=1)
+    drop: list[Literal["duplicates", "equal_options"]] = []
+    personas: Literal["all"] | list[str] = "all"
+    factors: dict[str, list[Any]] = {}
+    decoding: DecodingSpec = DecodingSpec()
+    seed: int = Field(default=0, ge=0)
+    engine: EngineSpec = EngineSpec()
+    catalog: CatalogueFiles = CatalogueFiles()
+
+    _source: str = PrivateAttr(default="the spec")
+
+    @property
+    def source(self) -> str:
+        """The file that the spec was read from, for messages."""
+        return self._source
+
+    def load_catalogue(self) -> Catalogue:
+        """Read the catalogue that this spec's names are looked up in."""
+        files = self.catalog
+        return load_catalogue(files.personas, files.prompts, files.models)
+
+    def select_personas(self, catalogue: Catalogue) -> tuple[Persona, ...]:
+        """The experiment's personas, in the catalogue's order."""
+        names = catalogue.personas if self.personas == "all" else self.personas
+        return catalogue.select_personas(names, f"{self.source}: personas")
+
+    def select_factors(self, catalogue: Catalogue) -> dict[str, tuple[Level, ...]]:
+        """The factors that the experiment names, in its order, with validated levels.
+
+        Raises:
+            UserError: An unknown factor or level, a repeated one, or none at all.
+        """
+        selected: dict[str, tuple[Level, ...]] = {}
+        for name, levels in self.factors.items():
+            where = f"{self.source}: factors.{name}"
+            if name not in FACTORS:
+                raise UserError(f"{where}: no such factor; {choices(name, FACTORS)}")
+            if not levels:
+                raise UserError(f"{where}: has no levels; give at least one, or leave the factor out")
+            parsed: list[Level] = []
+            for level in levels:
+                try:
+                    parsed.append(FACTORS[name].parse(level, catalogue))
+                except UserError as error:
+                    raise UserError(f"{where}: {error}") from error
+                if parsed[-1] in parsed[:-1]:
+                    raise UserError(f"{where}: level {level!r} stands there twice; remove one")
+            selected[name] = tuple(parsed)
+        return selected
+
+
+def load_spec(path: Path, overrides: Mapping[str, Any] | None = None) -> ExperimentSpec:
+    """Read a spec and change single keys of it.
+
+    Args:
+        path: The YAML file.
+        overrides: Dotted key → value, e.g. ``{"decoding.max_new_tokens": 48, "factors.ppf": ["youare"]}``.
+            Values of None are passed over.
+
+    Raises:
+        UserError: The file cannot be read, or a key or value is wrong; the message names both, and the
+            valid choices.
+    """
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a mapping of keys, such as name and factors")
+    for key, value in (overrides or {}).items():
+        if value is not None:
+            _set(content, key.split("."), value, path)
+    return parse_spec(content, source=str(path), folder=path.parent)
+
+
+def _set(content: dict[str, Any], keys: list[str], value: Any, path: Path) -> None:
+    for key in keys[:-1]:
+        inner = content.get(key) or {}
+        if not isinstance(inner, dict):
+            raise UserError(f"{path}: {key}: expected a mapping, got {inner!r}")
+        content[key] = inner = dict(inner)
+        content = inner
+    content[keys[-1]] = value
+
+
+def parse_spec(content: Mapping[str, Any], source: str, folder: Path | None = None) -> ExperimentSpec:
+    """Validate a spec's content.
+
+    Args:
+        content: The keys of `ExperimentSpec`.
+        source: What messages call the place.
+        folder: Where relative paths are looked up first.
+
+    Raises:
+        UserError: As `load_spec`.
+    """
+    try:
+        spec = ExperimentSpec.model_validate(_resolve_paths(content, folder))
+    except ValidationError as error:
+        raise UserError("\n".join(_explain(item, source) for item in error.errors())) from error
+    spec._source = source
+    return spec
+
+
+def _resolve_paths(content: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    def beside(value: Any) -> Any:
+        if folder is None or not isinstance(value, str) or Path(value).is_absolute():
+            return value
+        near = folder / value
+        return str(near) if near.exists() and not Path(value).exists() else value
+
+    resolved = dict(content)
+    if isinstance(resolved.get("catalog"), Mapping):
+        resolved["catalog"] = {key: beside(value) for key, value in resolved["catalog"].items()}
+    questions = resolved.get("questions")
+    if isinstance(questions, Mapping):
+        resolved["questions"] = {key: beside(value) for key, value in questions.items()}
+    elif questions is not None:
+        resolved["questions"] = beside(questions)
+    return resolved
+
+
+def _explain(item: Any, source: str) -> str:
+    parts = [part for part in item["loc"] if not str(part).startswith(("literal[", "list[", "constrained-"))]
+    where = ".".join(str(part) for part in parts)
+    if item["type"] == "extra_forbidden":
+        model: type[BaseModel] = ExperimentSpec
+        for part in parts[:-1]:
+            model = type(getattr(model.model_construct(), str(part)))
+        return f"{source}: {where}: no such key; {choices(str(parts[-1]), model.model_fields)}"
+    if item["type"] == "missing":
+        return f"{source}: {where}: missing; it is required"
+    if item["type"] == "string_pattern_mismatch":
+        return f"{source}: {where}: {item['input']!r} must be letters, digits, '.', '_' and '-' only"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{source}: {where}: got {item['input']!r}; {message[0].lower()}{message[1:]}"
+
+
+def canonical_json(value: Any) -> str:
+    """Serialise for hashing: sorted keys, no spaces, no NaN (pitfall S9)."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def digest(value: Any, length: int = 16) -> str:
+    """Hash a JSON value to hex digits, the same on every machine."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:length]
+
+
+def is_finite(value: float | None) -> bool:
+    """Whether a value is a number that can be logged."""
+    return value is not None and math.isfinite(value)

@@ -1,0 +1,109 @@
+"""One experiment in a few numbers, and several beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from persona_mlflow.instability import summary_metrics
+from persona_mlflow.outcomes import status_rates
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from mlflow.entities import Run
+
+METRICS = {
+    "accuracy/mean": "accuracy",
+    "accuracy/std": "sd",
+    "instability/accuracy": "I_A",
+    "instability/outcome": "I_O",
+    "instability/question": "I_Q",
+    "parse_errors/rate": "unparsed",
+}
+"""Metric on the parent run → its heading in a table."""
+
+SPREAD_WARNING = 0.1
+"""From this difference in unparsed rates on, parsing itself could pass for instability."""
+
+
+def parent_summary(dataset: xr.Dataset) -> dict[str, Any]:
+    """What the parent run reports of an experiment.
+
+    Args:
+        dataset: As `persona_mlflow.outcomes.load_outcomes` gives it.
+
+    Returns:
+        ``metrics`` (name → value: accuracy mean and population sd over runs, I_A, I_O, I_Q of P1 §3, the
+        unparsed rate, its lowest and highest over runs, and each status's rate, all in [0, 1]), ``undefined``
+        (name → reason), ``runs``, ``questions`` and ``warnings``.
+    """
+    rates = status_rates(dataset)
+    unparsed = (dataset["status"] != 0).mean("question")
+    found = summary_metrics(dataset["correct"])
+    low, high = float(unparsed.min()), float(unparsed.max())
+    metrics: dict[str, float] = {
+        "parse_errors/rate": float(unparsed.mean()),
+        "parse_errors/min": low,
+        "parse_errors/max": high,
+        **{f"status/{name}": float(rate) for name, rate in rates.items()},
+    }
+    metrics.update({name: value for name, value in found["metrics"].items() if value is not None})
+    warnings = []
+    if high - low > SPREAD_WARNING:
+        warnings.append(
+            f"the unparsed rate runs from {low:.1%} to {high:.1%} between runs: part of the instability may be "
+            "in the form of the answers, not in the answers"
+        )
+    if found["left_out"]:
+        warnings.append(f"never right, and so no part of I_Q: {', '.join(found['left_out'])}")
+    return {
+        "runs": int(unparsed.size),
+        "questions": int(dataset.sizes["question"]),
+        "metrics": metrics,
+        "undefined": found["reasons"],
+        "warnings": warnings,
+    }
+
+
+def run_summary(run: Run) -> dict[str, Any]:
+    """What `summarize` says of a parent run, from what the run carries: no generation is read.
+
+    Args:
+        run: A parent run of MLflow.
+    """
+    metrics = {name: run.data.metrics.get(name) for name in METRICS}
+    prefix = "metric_undefined."
+    return {
+        "experiment": run.data.params.get("experiment"),
+        "model": run.data.params.get("model"),
+        "run_id": run.info.run_id,
+        "status": run.info.status,
+        "runs": int(run.data.tags.get("persona_mlflow.children", 0)),
+        "runs_planned": int(run.data.params.get("runs", 0)),
+        "questions": int(run.data.params.get("questions_count", 0)),
+        **metrics,
+        "undefined": {
+            key.removeprefix(prefix): value for key, value in run.data.tags.items() if key.startswith(prefix)
+        },
+    }
+
+
+def number(value: float | None) -> str:
+    """A fraction with four decimals; a dash where there is none."""
+    return "–" if value is None else f"{value:.4f}"
+
+
+def summary_table(rows: list[Mapping[str, Any]]) -> Any:
+    """Lay summaries out as a table for the terminal, one row per parent run."""
+    from rich.table import Table
+
+    table = Table(title=None, header_style="bold", show_edge=False, pad_edge=False)
+    table.add_column("experiment")
+    table.add_column("model")
+    for heading in ("runs", "questions", *METRICS.values()):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        runs = f"{row['runs']}" if row["runs"] == row["runs_planned"] else f"{row['runs']}/{row['runs_planned']}"
+        values = [number(row[name]) for name in METRICS]
+        table.add_row(str(row["experiment"]), str(row["model"]), runs, str(row["questions"]), *values)
+    return table

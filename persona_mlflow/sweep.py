@@ -1,0 +1,302 @@
+"""The main job: generate every draw of a plan that is not on record yet, and log each finished run.
+
+Work goes window by window (`Grid.windows`): the draws missing from the ledger become requests, one per prompt; the
+engine's completions are recorded batch by batch; a cell whose last answer is in is compacted and logged at once.
+Whatever interrupts it, the next call of the same command goes on from the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from persona_mlflow import outcomes
+from persona_mlflow.engines.base import Completion, Draw, Engine, Request
+from persona_mlflow.grid import Cell
+from persona_mlflow.ledger import CellLog, Ledger, Row, write_atomically
+from persona_mlflow.plan import Plan, make_request
+from persona_mlflow.records import make_child, row_parser
+from persona_mlflow.summary import parent_summary
+from persona_mlflow.tracking import Tracker
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+# Draws that are planned and sorted by length together: enough for full batches, few enough to hold in memory.
+WINDOW_DRAWS = 2048
+
+
+class Progress(Protocol):
+    """What watches a sweep."""
+
+    def start(self, runs: int, draws: int, runs_done: int, draws_done: int) -> None:
+        """The sweep is about to generate."""
+
+    def advance(self, runs: int = 0, draws: int = 0) -> None:
+        """So many more are done."""
+
+    def message(self, text: str) -> None:
+        """Something to say on a line of its own."""
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What a sweep leaves behind.
+
+    Attributes:
+        experiment_id: The MLflow experiment.
+        parent_id: The parent run.
+        output: The ledger's folder.
+        generated: Draws made by this call; the others were on record.
+        summary: As `persona_mlflow.summary.parent_summary` gives it.
+    """
+
+    experiment_id: str
+    parent_id: str
+    output: Path
+    generated: int
+    summary: Mapping[str, Any]
+
+
+class Sweep:
+    """One plan, one ledger, one parent run.
+
+    Args:
+        plan: What to run.
+        ledger: Where draws are recorded; the caller holds its lock.
+        load_engine: Loads the model; called only where a draw is missing.
+        progress: Who watches.
+    """
+
+    def __init__(
+        self, plan: Plan, ledger: Ledger, load_engine: Callable[[], Engine], progress: Progress
+    ) -> None:
+        self.plan = plan
+        self.ledger = ledger
+        self.load_engine = load_engine
+        self.progress = progress
+        self.questions = plan.questions.questions
+        self.by_id = {question.id: question for question in self.questions}
+        self.generated = 0
+        self.engine: Engine | None = None
+
+    def run(self, open_tracker: Callable[[], Tracker]) -> SweepResult:
+        """Run to the end.
+
+        Args:
+            open_tracker: Opens the parent run; called after the model has loaded and every prompt is known to
+                fit, so that a call that cannot work leaves no run behind.
+
+        Raises:
+            UserError: The plan cannot run, e.g. a prompt is longer than the model's context.
+        """
+        fingerprint = self.plan.questions.fingerprint
+        logs = {cell.key: self.ledger.open(cell) for cell in self.plan.grid.cells}
+        finished = {key for key, log in logs.items() if log.is_finished(fingerprint)}
+        self._write_plan()
+        if len(finished) < len(logs):
+            self.engine = self.load_engine()
+            self.engine.check(self.plan.longest_requests())
+        tracker = open_tracker()
+        try:
+            if not (tracker.was_finished and len(finished) == len(logs)):
+                self._log_plan(tracker)
+                self._work(tracker, logs, finished)
+                summary = self._finish(tracker)
+            else:
+                summary = self._summary()
+        except BaseException as error:
+            # Ctrl-C and SIGTERM end the run as killed, anything else as failed; the ledger keeps what is done.
+            tracker.close("FAILED" if isinstance(error, Exception) else "KILLED")
+            raise
+        finally:
+            if self.engine is not None:
+                self.engine.close()
+        return SweepResult(
+            tracker.experiment_id, tracker.parent_id, self.ledger.root, self.generated, summary
+        )
+
+    def _work(self, tracker: Tracker, logs: Mapping[str, CellLog], finished: set[str]) -> None:
+        grid, count = self.plan.grid, len(self.questions)
+        children = tracker.children()
+        unlogged = [cell for cell in grid.cells if cell.key in finished and not _is_logged(cell, children)]
+        self.progress.start(
+            runs=len(grid),
+            draws=self.plan.draws,
+            runs_done=len(finished) - len(unlogged),
+            draws_done=len(finished) * count,
+        )
+        for cell in unlogged:
+            self._log_cell(cell, logs[cell.key], tracker, children)
+        for window in grid.windows(count, WINDOW_DRAWS):
+            todo = [[cell for cell in group if cell.key not in finished] for group in window]
+            self._run_window([group for group in todo if group], logs, tracker, children)
+
+    def _run_window(
+        self,
+        groups: list[list[Cell]],
+        logs: Mapping[str, CellLog],
+        tracker: Tracker,
+        children: Mapping[str, Run],
+    ) -> None:
+        missing: dict[int, set[str]] = {}
+        cells: dict[int, Cell] = {}
+        for cell in (cell for group in groups for cell in group):
+            on_record = logs[cell.key].rows()
+            missing[cell.index] = {q.id for q in self.questions if q.id not in on_record}
+            cells[cell.index] = cell
+            self.progress.advance(draws=len(self.questions) - len(missing[cell.index]))
+        for index in [index for index, left in missing.items() if not left]:
+            self._complete(cells[index], logs, tracker, children)
+        requests = [request for group in groups for request in self._requests(group, missing)]
+        if not requests:
+            return
+        assert self.engine is not None
+        for batch in self.engine.generate(requests):
+            self._record(batch, cells, logs)
+            self.generated += len(batch)
+            self.progress.advance(draws=len(batch))
+            for completion in batch:
+                index, question_id = completion.key  # type: ignore[misc]
+                missing[index].discard(question_id)
+                if not missing[index]:
+                    self._complete(cells[index], logs, tracker, children)
+
+    def _requests(self, group: list[Cell], missing: Mapping[int, set[str]]) -> Iterable[Request]:
+        for question in self.questions:
+            wanted = [cell for cell in group if question.id in missing[cell.index]]
+            if wanted:
+                draws = tuple(
+                    Draw((cell.index, question.id), cell.setting.draft.temperature, cell.seed(question))
+                    for cell in wanted
+                )
+                yield replace(make_request(wanted[0], question), draws=draws)
+
+    def _record(
+        self, batch: list[Completion], cells: Mapping[int, Cell], logs: Mapping[str, CellLog]
+    ) -> None:
+        now = time.time()
+        rows: dict[int, list[Row]] = defaultdict(list)
+        for completion in batch:
+            index, question_id = completion.key  # type: ignore[misc]
+            rows[index].append(
+                Row(
+                    question_id=question_id,
+                    text=completion.text,
+                    finish_reason=completion.finish_reason,
+                    prompt_tokens=completion.prompt_tokens,
+                    completion_tokens=completion.completion_tokens,
+                    notes=completion.notes,
+                    time=now,
+                )
+            )
+        for index, new in rows.items():
+            logs[cells[index].key].append(new)
+
+    def _complete(
+        self, cell: Cell, logs: Mapping[str, CellLog], tracker: Tracker, children: Mapping[str, Run]
+    ) -> None:
+        log = logs[cell.key]
+        ids = [question.id for question in self.questions]
+        log.finish(ids, self.plan.questions.fingerprint, row_parser(cell, self.by_id))
+        self._log_cell(cell, log, tracker, children)
+
+    def _log_cell(
+        self, cell: Cell, log: CellLog, tracker: Tracker, children: Mapping[str, Run]
+    ) -> None:
+        shared = {"model": self.plan.model.name, "dataset_fingerprint": self.plan.questions.fingerprint}
+        with tempfile.TemporaryDirectory() as folder:
+            child = make_child(cell, log, self.by_id, shared, Path(folder))
+            tracker.log_child(child, unfinished=children.get(cell.key))
+        self.progress.advance(runs=1)
+
+    def _write_plan(self) -> None:
+        """Leave what is needed to read the ledger: the plan and the questions."""
+        import io
+
+        root = self.ledger.root
+        buffer = io.BytesIO()
+        self.plan.questions.to_frame().to_parquet(buffer, index=False)
+        write_atomically(root / outcomes.QUESTIONS, buffer.getvalue())
+        text = json.dumps(self.plan.as_dict(), ensure_ascii=False, indent=1, allow_nan=False)
+        write_atomically(root / outcomes.PLAN, text.encode())
+
+    def _log_plan(self, tracker: Tracker) -> None:
+        """Log what the experiment asks, and with what: before the first answer, so that a crash keeps it."""
+        import yaml
+
+        plan = self.plan
+        tracker.log_dataset(
+            plan.questions.name, plan.questions.fingerprint, _source_text(plan), plan.questions.report.to_dict()
+        )
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            for file in (outcomes.PLAN, outcomes.QUESTIONS):
+                shutil.copyfile(self.ledger.root / file, folder / file)
+            spec = plan.spec.model_dump(mode="json", exclude_defaults=True)
+            prompts = {
+                kind: {level: text for level, text in templates.items() if level in used}
+                for kind, templates, used in (
+                    ("ppf", plan.catalogue.ppf, {c.setting.all_levels["ppf"] for c in plan.grid.cells}),
+                    ("tpf", plan.catalogue.tpf, {c.setting.all_levels["tpf"] for c in plan.grid.cells}),
+                )
+            }
+            for file, content in (("spec.yaml", spec), ("prompts.yaml", prompts)):
+                text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+                (folder / file).write_text(text, encoding="utf-8")
+            report = json.dumps(plan.questions.report.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
+            (folder / "data_report.json").write_text(report, encoding="utf-8")
+            tags: dict[str, Any] = {}
+            if self.engine is not None:
+                settings = self.engine.describe()
+                (folder / "engine.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
+                tags = {f"engine.{key}": value for key, value in settings.items()}
+            tracker.log_parent(tags=tags, files=folder)
+
+    def _summary(self) -> dict[str, Any]:
+        return parent_summary(outcomes.load_outcomes(self.ledger.root))
+
+    def _finish(self, tracker: Tracker) -> dict[str, Any]:
+        summary = self._summary()
+        logged = [run for run in tracker.children().values() if run.info.status == "FINISHED"]
+        if len(logged) != len(self.plan.grid):
+            raise RuntimeError(f"{len(logged)} child runs are finished, {len(self.plan.grid)} were planned")
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
+            _write_runs(logged, folder / "runs.csv")
+            tracker.log_parent(
+                metrics=summary["metrics"],
+                undefined=summary["undefined"],
+                tags={"persona_mlflow.children": len(logged), "persona_mlflow.output": self.ledger.root.absolute()},
+                files=folder,
+            )
+        tracker.close("FINISHED")
+        return summary
+
+
+def _is_logged(cell: Cell, children: Mapping[str, Run]) -> bool:
+    return cell.key in children and children[cell.key].info.status == "FINISHED"
+
+
+def _source_text(plan: Plan) -> str:
+    source = plan.spec.questions
+    return source if isinstance(source, str) else json.dumps(source, default=str)
+
+
+def _write_runs(runs: Iterable[Run], path: Path) -> None:
+    """All children in one table: the UI shows them a page at a time."""
+    import pandas as pd
+
+    records = [
+        {"run_id": run.info.run_id, "name": run.info.run_name, **run.data.params, **run.data.metrics}
+        for run in runs
+    ]
+    pd.DataFrame(records).sort_values("name").to_csv(path, index=False)

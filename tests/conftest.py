@@ -1,0 +1,30 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+SHARED = Path(__file__).parents[1].parent / "shared"
+
+
+@pytest.fixture(autouse=True)
+def _own_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test inherits a tracking store or a run from the shell that started it."""
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The public data sets beside a checkout; tests that need them skip where they are not."""
+    folder = SHARED / "data"
+    if not folder.is_dir():
+        pytest.skip("the public data sets are not beside this checkout")
+    return folder
