@@ -100,7 +100,9 @@ def assemble(
         rows = np.array([position.get(q, -1) for q in table["question_id"].to_pylist()], dtype=np.intp)
         known = rows >= 0
         correct[i, rows[known]] = table["correct"].to_numpy()[known]
-        status[i, rows[known]] = [code[name] for name, keep in zip(table["status"].to_pylist(), known, strict=True) if keep]
+        status[i, rows[known]] = [
+            code[name] for name, keep in zip(table["status"].to_pylist(), known, strict=True) if keep
+        ]
     complete = (status != MISSING).all(axis=1)
     if not allow_incomplete and not complete.all():
         unfinished = [entry["name"] for entry, done in zip(plan["cells"], complete, strict=True) if not done]

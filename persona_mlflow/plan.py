@@ -13,7 +13,7 @@ from persona_mlflow.engines.base import Request
 from persona_mlflow.factors import Draft
 from persona_mlflow.grid import Cell, Grid, slugify
 from persona_mlflow.prompting import fill_persona, fill_question
-from persona_mlflow.questions import QuestionSet, load_questions
+from persona_mlflow.questions import QuestionSet
 from persona_mlflow.questions.base import Question
 from persona_mlflow.spec import ExperimentSpec, digest
 
@@ -52,6 +52,11 @@ class Plan:
         )
 
     @property
+    def commit(self) -> str | None:
+        """The hub commit to load, so that it is the one the ledger speaks of; None for local weights."""
+        return None if self.revision.startswith(("sha256:", "files:")) else self.revision
+
+    @property
     def draws(self) -> int:
         """How many answers there are in all."""
         return len(self.grid) * len(self.questions.questions)
@@ -78,9 +83,7 @@ class Plan:
                 {"name": p.name, "group": p.group, "subgroup": p.subgroup} for p in self.grid.personas
             ],
             "factors": {name: list(levels) for name, levels in self.grid.factors.items()},
-            "cells": [
-                {"key": cell.key, "slug": cell.slug, "name": cell.name} for cell in self.grid.cells
-            ],
+            "cells": [{"key": cell.key, "slug": cell.slug, "name": cell.name} for cell in self.grid.cells],
         }
 
     def params(self) -> dict[str, Any]:
@@ -135,19 +138,12 @@ def make_plan(spec: ExperimentSpec) -> Plan:
     Raises:
         UserError: Something is missing or wrong; the message says what, where, and the valid choices.
     """
-    from persona_mlflow.engines.models import identify
+    from persona_mlflow.engines.identity import identify
 
     catalogue = spec.load_catalogue()
     personas = spec.select_personas(catalogue)
     factors = spec.select_factors(catalogue)
-    questions = load_questions(
-        spec.questions,
-        seed=spec.seed,
-        limit=spec.limit,
-        categories=spec.categories,
-        drop=tuple(spec.drop),
-        categories_file=spec.catalog.categories,
-    )
+    questions = spec.load_questions()
     model = catalogue.model(spec.model)
     revision = identify(model.id, spec.revision or model.revision, known=catalogue.models)
     grid = Grid(personas, factors, catalogue, _generation(spec, model, revision))

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import datetime
 import re
-
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from persona_mlflow.errors import UserError
-
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,7 +63,9 @@ def fill_question(template: str, question_text: str, options: Sequence[str]) -> 
         UserError: The template has no ``{question}``, or there are more options than letters.
     """
     if len(options) > len(_LETTERS):
-        raise UserError(f"a question has {len(options)} options, and there are {len(_LETTERS)} letters for them")
+        raise UserError(
+            f"a question has {len(options)} options, and there are {len(_LETTERS)} letters for them"
+        )
     lines = [question_text]
     lines += [f"({letter}) {option}" for letter, option in zip(_LETTERS, options, strict=False)]
     return _fill(template, "{question}", "\n".join(lines))
@@ -73,7 +73,9 @@ def fill_question(template: str, question_text: str, options: Sequence[str]) -> 
 
 def _fill(template: str, placeholder: str, value: str) -> str:
     if placeholder not in template:
-        raise UserError(f"the prompt format {template!r} has no {placeholder}: write {placeholder} where it goes")
+        raise UserError(
+            f"the prompt format {template!r} has no {placeholder}: write {placeholder} where it goes"
+        )
     return template.replace(placeholder, value)
 
 
@@ -95,6 +97,7 @@ class PromptRenderer:
     Attributes:
         system_role: ``native``, ``folded`` or ``no-template``.
         prefill: What the template writes at the start of the assistant's own turn, e.g. ``"<think>\\n"``.
+        end_of_turn: Id of the token that the template closes an assistant's turn with, where it is one.
 
     Raises:
         UserError: The chat template can be rendered neither with nor without a system message.
@@ -113,7 +116,7 @@ class PromptRenderer:
         )
         self._adds_bos = _adds_bos(tokenizer)
         self.system_role: SystemRole = self._decide_system_role()
-        self.prefill: str = self._find_prefill()
+        self.prefill, self.end_of_turn = self._probe_assistant_turn()
 
     def text(self, system: str, user: str) -> str:
         """Render the prompt as text, special tokens written out.
@@ -148,11 +151,15 @@ class PromptRenderer:
         """
         text = self.text(system, user)
         marked_system, marked_user, found = self._mark(system, user)
-        ids = self._encode_marked(self._apply(marked_system, marked_user), found) if found else self._encode(text)
+        ids = (
+            self._encode_marked(self._apply(marked_system, marked_user), found)
+            if found
+            else self._encode(text)
+        )
         ids = self._single_bos(ids)
         decoded = _squeeze(self._decode(ids))
         if not (_squeeze(system) in decoded and _squeeze(user) in decoded):
-            # A tokenizer may normalise its input (NFKC, lower case …); what must be there is what it makes of it.
+            # A tokenizer may normalise its input (NFKC, lower case …): what it makes of it must be there.
             self._require(decoded, self._round_trip(system), self._round_trip(user), "the tokenizer dropped")
         return ids
 
@@ -193,32 +200,35 @@ class PromptRenderer:
         except Exception as error:
             raise UserError(f"the model's chat template cannot be rendered: {error}") from error
         if _PROBE_USER not in rendered:
-            raise UserError("the model's chat template drops the user message: give the model another template")
+            raise UserError(
+                "the model's chat template drops the user message: give the model another template"
+            )
         return "folded"
 
-    def _find_prefill(self) -> str:
+    def _probe_assistant_turn(self) -> tuple[str, int | None]:
+        """Find what opens and what closes an assistant's turn, by rendering one."""
         if self.system_role == "no-template":
-            return ""
+            return "", None
         user = {"role": "user", "content": _PROBE_USER}
         try:
             before = self._chat([user], generation=False)
-            with_prompt = self._chat([user], generation=True)
-        except Exception:
-            return ""
-        if not with_prompt.startswith(before):
-            return ""
-        opening = with_prompt[len(before) :]
-        start = opening.find("<think")
+            opening = self._chat([user]).removeprefix(before)
+        except Exception:  # templates may raise anything
+            return "", None
+        # Where no answer can be rendered, only the tag tells what is the assistant's own.
+        prefill = opening[opening.index("<think") :] if "<think" in opening else ""
         try:
-            answered = self._chat([user, {"role": "assistant", "content": _PROBE_ASSISTANT}], generation=False)
+            answered = self._chat(
+                [user, {"role": "assistant", "content": _PROBE_ASSISTANT}], generation=False
+            )
         except Exception:
-            answered = ""
-        if answered.startswith(before) and _PROBE_ASSISTANT in answered:
-            header = answered[len(before) : answered.index(_PROBE_ASSISTANT)]
-            # A header that itself opens a trace is of a template that shows past thinking: the tag decides.
-            if "<think" not in header and opening.startswith(header):
-                return opening[len(header) :]
-        return opening[start:] if start >= 0 else ""
+            return prefill, None
+        header, probe, closing = answered.removeprefix(before).partition(_PROBE_ASSISTANT)
+        # A header that itself opens a trace is of a template that shows past thinking: the tag decides.
+        if probe and "<think" not in header and opening.startswith(header):
+            prefill = opening[len(header) :]
+        match = self._control_pattern.match(closing.lstrip()) if self._control_pattern else None
+        return prefill, self._control[match.group()] if match else None
 
     # ------------------------------------------------------------------------------------------ token ids
 
@@ -304,7 +314,7 @@ class PromptRenderer:
         for name, content in (("persona prompt", system), ("task prompt", user)):
             if _squeeze(content) not in squeezed:
                 raise UserError(
-                    f"{who} the {name} {_excerpt(content)!r}: every persona would score alike. "
+                    f"{who} the {name} {excerpt(content)!r}: every persona would score alike. "
                     "Use a model whose chat template keeps it, or give the model another template"
                 )
 
@@ -318,7 +328,8 @@ def _squeeze(text: str) -> str:
     return "".join(text.split())
 
 
-def _excerpt(text: str, length: int = 60) -> str:
+def excerpt(text: str, length: int = 60) -> str:
+    """The start of a text, for a message."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 

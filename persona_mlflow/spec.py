@@ -7,13 +7,16 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 
 from persona_mlflow.catalog import Catalogue, Persona, load_catalogue, read_yaml
 from persona_mlflow.errors import UserError, choices
 from persona_mlflow.factors import FACTORS, Level
+
+if TYPE_CHECKING:
+    from persona_mlflow.questions import QuestionSet
 
 
 class _Section(BaseModel):
@@ -109,6 +112,19 @@ class ExperimentSpec(_Section):
         files = self.catalog
         return load_catalogue(files.personas, files.prompts, files.models)
 
+    def load_questions(self) -> QuestionSet:
+        """Read the experiment's question set."""
+        from persona_mlflow.questions import load_questions
+
+        return load_questions(
+            self.questions,
+            seed=self.seed,
+            limit=self.limit,
+            categories=self.categories,
+            drop=tuple(self.drop),
+            categories_file=self.catalog.categories,
+        )
+
     def select_personas(self, catalogue: Catalogue) -> tuple[Persona, ...]:
         """The experiment's personas, in the catalogue's order."""
         names = catalogue.personas if self.personas == "all" else self.personas
@@ -154,20 +170,25 @@ def load_spec(path: Path, overrides: Mapping[str, Any] | None = None) -> Experim
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping of keys, such as name and factors")
-    for key, value in (overrides or {}).items():
-        if value is not None:
-            _set(content, key.split("."), value, path)
+    content = with_overrides(content, overrides or {}, str(path))
     return parse_spec(content, source=str(path), folder=path.parent)
 
 
-def _set(content: dict[str, Any], keys: list[str], value: Any, path: Path) -> None:
-    for key in keys[:-1]:
-        inner = content.get(key) or {}
-        if not isinstance(inner, dict):
-            raise UserError(f"{path}: {key}: expected a mapping, got {inner!r}")
-        content[key] = inner = dict(inner)
-        content = inner
-    content[keys[-1]] = value
+def with_overrides(content: Mapping[str, Any], overrides: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Change single keys of a spec's content; see `load_spec`."""
+    changed = dict(content)
+    for key, value in overrides.items():
+        if value is None:
+            continue
+        *sections, last = key.split(".")
+        section = changed
+        for name in sections:
+            inner = section.get(name) or {}
+            if not isinstance(inner, Mapping):
+                raise UserError(f"{source}: {name}: expected a mapping, got {inner!r}")
+            section[name] = section = dict(inner)
+        section[last] = value
+    return changed
 
 
 def parse_spec(content: Mapping[str, Any], source: str, folder: Path | None = None) -> ExperimentSpec:

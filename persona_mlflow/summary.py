@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from persona_mlflow.instability import summary_metrics
@@ -74,8 +74,8 @@ def run_summary(run: Run) -> dict[str, Any]:
     metrics = {name: run.data.metrics.get(name) for name in METRICS}
     prefix = "metric_undefined."
     return {
-        "experiment": run.data.params.get("experiment"),
-        "model": run.data.params.get("model"),
+        "experiment": run.data.params.get("resolved.experiment"),
+        "model": run.data.params.get("model") or run.data.params.get("resolved.model"),
         "run_id": run.info.run_id,
         "status": run.info.status,
         "runs": int(run.data.tags.get("persona_mlflow.children", 0)),
@@ -93,7 +93,7 @@ def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
-def summary_table(rows: list[Mapping[str, Any]]) -> Any:
+def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Lay summaries out as a table for the terminal, one row per parent run."""
     from rich.table import Table
 
@@ -103,7 +103,9 @@ def summary_table(rows: list[Mapping[str, Any]]) -> Any:
     for heading in ("runs", "questions", *METRICS.values()):
         table.add_column(heading, justify="right")
     for row in rows:
-        runs = f"{row['runs']}" if row["runs"] == row["runs_planned"] else f"{row['runs']}/{row['runs_planned']}"
+        runs = (
+            f"{row['runs']}" if row["runs"] == row["runs_planned"] else f"{row['runs']}/{row['runs_planned']}"
+        )
         values = [number(row[name]) for name in METRICS]
         table.add_row(str(row["experiment"]), str(row["model"]), runs, str(row["questions"]), *values)
     return table

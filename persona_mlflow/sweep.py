@@ -164,7 +164,7 @@ class Sweep:
             self.generated += len(batch)
             self.progress.advance(draws=len(batch))
             for completion in batch:
-                index, question_id = completion.key  # type: ignore[misc]
+                index, question_id = _key(completion)
                 missing[index].discard(question_id)
                 if not missing[index]:
                     self._complete(cells[index], logs, tracker, children)
@@ -185,7 +185,7 @@ class Sweep:
         now = time.time()
         rows: dict[int, list[Row]] = defaultdict(list)
         for completion in batch:
-            index, question_id = completion.key  # type: ignore[misc]
+            index, question_id = _key(completion)
             rows[index].append(
                 Row(
                     question_id=question_id,
@@ -208,9 +208,7 @@ class Sweep:
         log.finish(ids, self.plan.questions.fingerprint, row_parser(cell, self.by_id))
         self._log_cell(cell, log, tracker, children)
 
-    def _log_cell(
-        self, cell: Cell, log: CellLog, tracker: Tracker, children: Mapping[str, Run]
-    ) -> None:
+    def _log_cell(self, cell: Cell, log: CellLog, tracker: Tracker, children: Mapping[str, Run]) -> None:
         shared = {"model": self.plan.model.name, "dataset_fingerprint": self.plan.questions.fingerprint}
         with tempfile.TemporaryDirectory() as folder:
             child = make_child(cell, log, self.by_id, shared, Path(folder))
@@ -234,7 +232,10 @@ class Sweep:
 
         plan = self.plan
         tracker.log_dataset(
-            plan.questions.name, plan.questions.fingerprint, _source_text(plan), plan.questions.report.to_dict()
+            plan.questions.name,
+            plan.questions.fingerprint,
+            _source_text(plan),
+            plan.questions.report.to_dict(),
         )
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -251,7 +252,9 @@ class Sweep:
             for file, content in (("spec.yaml", spec), ("prompts.yaml", prompts)):
                 text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
                 (folder / file).write_text(text, encoding="utf-8")
-            report = json.dumps(plan.questions.report.to_dict(), ensure_ascii=False, indent=1, allow_nan=False)
+            report = json.dumps(
+                plan.questions.report.to_dict(), ensure_ascii=False, indent=1, allow_nan=False
+            )
             (folder / "data_report.json").write_text(report, encoding="utf-8")
             tags: dict[str, Any] = {}
             if self.engine is not None:
@@ -275,11 +278,20 @@ class Sweep:
             tracker.log_parent(
                 metrics=summary["metrics"],
                 undefined=summary["undefined"],
-                tags={"persona_mlflow.children": len(logged), "persona_mlflow.output": self.ledger.root.absolute()},
+                tags={
+                    "persona_mlflow.children": len(logged),
+                    "persona_mlflow.output": self.ledger.root.absolute(),
+                },
                 files=folder,
             )
         tracker.close("FINISHED")
         return summary
+
+
+def _key(completion: Completion) -> tuple[int, str]:
+    """The key that `Sweep` gave the draw: the cell's index and the question's id."""
+    assert isinstance(completion.key, tuple)
+    return completion.key
 
 
 def _is_logged(cell: Cell, children: Mapping[str, Run]) -> bool:

@@ -201,7 +201,9 @@ class Tracker:
     def _close_superseded(self) -> None:
         """Mark an earlier parent of this spec that a crash left RUNNING; this run goes on with its work."""
         for run in _search(
-            self.client, self.experiment_id, f"tags.`{SPEC_HASH}` = '{self._spec_hash}' and tags.`{ROLE}` = 'parent'"
+            self.client,
+            self.experiment_id,
+            f"tags.`{SPEC_HASH}` = '{self._spec_hash}' and tags.`{ROLE}` = 'parent'",
         ):
             if run.info.run_id != self.parent_id and run.info.status == "RUNNING":
                 self.client.set_tag(run.info.run_id, "persona_mlflow.continued_by", self.parent_id)
@@ -263,7 +265,9 @@ class Tracker:
         run_id = run.info.run_id
         stamp = round(child.end * 1000)
         metrics = [Metric(k, v, stamp, 0) for k, v in child.metrics.items() if v is not None and is_finite(v)]
-        params = [Param(key, _short(value)) for key, value in child.params.items() if key not in run.data.params]
+        params = [
+            Param(key, _short(value)) for key, value in child.params.items() if key not in run.data.params
+        ]
         _retry(lambda: self.client.log_batch(run_id, metrics=metrics, params=params))
         self.client.log_artifacts(run_id, str(child.files))
         _retry(lambda: self.client.set_terminated(run_id, "FINISHED", stamp))
@@ -357,7 +361,11 @@ def _search(client: MlflowClient, experiment_id: str, query: str) -> list[Run]:
     token = None
     while True:
         page = client.search_runs(
-            [experiment_id], query, max_results=1000, page_token=token, order_by=["attributes.start_time DESC"]
+            [experiment_id],
+            query,
+            max_results=1000,
+            page_token=token,
+            order_by=["attributes.start_time DESC"],
         )
         runs.extend(page)
         token = page.token

@@ -80,7 +80,9 @@ def test_naming_a_factor_at_its_default_keeps_the_draws_that_are_there() -> None
 
 
 def test_option_order_moves_the_options_and_the_right_answer_with_them() -> None:
-    given, turned = (c.setting.draft.arrange(QUESTION) for c in make({"option_order": ("given", "reversed")}).cells[:2])
+    given, turned = (
+        c.setting.draft.arrange(QUESTION) for c in make({"option_order": ("given", "reversed")}).cells[:2]
+    )
     assert given == QUESTION
     assert turned.options == ("z", "y", "x")
     assert turned.options[turned.answer] == QUESTION.options[QUESTION.answer]

@@ -7,26 +7,23 @@ from typing import Any
 
 import click
 
-from persona_mlflow.cli.options import json_option, read_spec, spec_options
+from persona_mlflow.cli.options import (
+    PERSONA_OPTIONS,
+    QUESTION_OPTIONS,
+    add_options,
+    experiment_option,
+    json_option,
+    read_spec,
+)
 
 
 @click.command()
-@spec_options
+@add_options(experiment_option(None), *QUESTION_OPTIONS)
 @click.option("--show", type=int, default=0, metavar="N", help="Also print N of the questions.")
 @json_option
 def questions(show: int, as_json: bool, **options: Any) -> None:
     """Report on a question set: categories, labels, shortfalls, repeated questions."""
-    from persona_mlflow.questions import load_questions
-
-    spec = read_spec(options)
-    found = load_questions(
-        spec.questions,
-        seed=spec.seed,
-        limit=spec.limit,
-        categories=spec.categories,
-        drop=tuple(spec.drop),
-        categories_file=spec.catalog.categories,
-    )
+    found = read_spec(options).load_questions()
     shown = found.limit(show).questions if show else ()
     if as_json:
         content = {
@@ -59,11 +56,11 @@ def questions(show: int, as_json: bool, **options: Any) -> None:
 
 
 @click.command()
-@spec_options
+@add_options(experiment_option(None), *PERSONA_OPTIONS)
 @json_option
 def personas(as_json: bool, **options: Any) -> None:
-    """List the personas of an experiment, by group."""
-    spec = read_spec({**options, "personas": options["personas"] or "all"})
+    """List the personas by group: the catalogue's, an experiment's, or a file's."""
+    spec = read_spec(options)
     found = spec.select_personas(spec.load_catalogue())
     if as_json:
         content = [{"name": p.name, "group": p.group, "subgroup": p.subgroup} for p in found]
@@ -71,6 +68,8 @@ def personas(as_json: bool, **options: Any) -> None:
         return
     groups: dict[str, list[str]] = {}
     for persona in found:
-        groups.setdefault(" / ".join(filter(None, (persona.group, persona.subgroup))), []).append(persona.name)
+        groups.setdefault(" / ".join(filter(None, (persona.group, persona.subgroup))), []).append(
+            persona.name
+        )
     for group, names in groups.items():
         click.echo(f"{group}: {', '.join(names)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ def split_list(context: click.Context, parameter: click.Parameter, value: str | 
     return [part.strip() for part in value.split(",") if part.strip()] if value else None
 
 
-def _file_or_list(value: str | None) -> tuple[list[str] | str | None, str | None]:
+def _names_or_file(value: str | None) -> tuple[list[str] | str | None, str | None]:
     """Tell a file of personas from names of personas: names → (names, None), file → ("all", file)."""
     if not value:
         return None, None
@@ -39,17 +39,7 @@ def _file_or_list(value: str | None) -> tuple[list[str] | str | None, str | None
     return [part.strip() for part in value.split(",") if part.strip()], None
 
 
-SPEC_OPTIONS = (
-    click.option(
-        "--experiment",
-        "-e",
-        default="quickstart",
-        show_default=True,
-        metavar="FILE",
-        help="An experiment's YAML file, or the name of one that comes with the package.",
-    ),
-    click.option("--model", "-m", metavar="NAME", help="Short name, hub id, local folder or GGUF file."),
-    click.option("--revision", metavar="COMMIT", help="Hub commit or tag of the model."),
+QUESTION_OPTIONS = (
     click.option(
         "--questions",
         "-q",
@@ -57,7 +47,20 @@ SPEC_OPTIONS = (
         help="builtin, composite, mmlu, social_iqa, normad, or a folder or a CSV, JSONL or Parquet file.",
     ),
     click.option("--categories", callback=split_list, metavar="A,B", help="Only these question categories."),
+    click.option(
+        "--limit", "-n", type=int, metavar="N", help="N questions in all, balanced over categories."
+    ),
+    click.option("--seed", type=int, metavar="N", help="Seed of every draw and sample."),
+    click.option("--drop", callback=split_list, metavar="A,B", help="Leave out duplicates, equal_options."),
+)
+PERSONA_OPTIONS = (
     click.option("--personas", "-p", metavar="A,B", help="Persona names, `all`, or a YAML file of personas."),
+)
+SPEC_OPTIONS = (
+    click.option("--model", "-m", metavar="NAME", help="Short name, hub id, local folder or GGUF file."),
+    click.option("--revision", metavar="COMMIT", help="Hub commit or tag of the model."),
+    *QUESTION_OPTIONS,
+    *PERSONA_OPTIONS,
     click.option("--ppf", callback=split_list, metavar="A,B", help="Persona prompt formats."),
     click.option("--tpf", callback=split_list, metavar="A,B", help="Task prompt formats."),
     click.option("--temperature", callback=split_list, metavar="0,1", help="Temperatures; 0 is greedy."),
@@ -65,9 +68,10 @@ SPEC_OPTIONS = (
     click.option(
         "--factor", "factors", multiple=True, metavar="NAME=A,B", help="The levels of any factor; repeatable."
     ),
-    click.option("--limit", "-n", type=int, metavar="N", help="N questions in all, balanced over categories."),
+    click.option(
+        "--limit", "-n", type=int, metavar="N", help="N questions in all, balanced over categories."
+    ),
     click.option("--max-new-tokens", type=int, metavar="N", help="Most tokens of an answer."),
-    click.option("--seed", type=int, metavar="N", help="Seed of every draw and sample."),
     click.option("--prompts", metavar="FILE", help="Prompt formats of your own (YAML)."),
     click.option("--batch-size", metavar="N", help="Rows decoded together, or auto."),
     click.option("--dtype", metavar="TYPE", help="auto, float32, bfloat16 or float16."),
@@ -79,47 +83,61 @@ SPEC_OPTIONS = (
 )
 
 
-def spec_options(command: Command) -> Command:
-    """Add the options that choose and change an experiment's spec."""
-    for option in reversed(SPEC_OPTIONS):
-        command = option(command)
-    return command
+def experiment_option(default: str | None) -> Callable[[Command], Command]:
+    """The option that names the experiment's file."""
+    return click.option(
+        "--experiment",
+        "-e",
+        default=default,
+        show_default=True,
+        metavar="FILE",
+        help="An experiment's YAML file, or the name of one that comes with the package.",
+    )
 
 
-def read_spec(options: dict[str, Any]) -> ExperimentSpec:
+def add_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Decorate a command with several options, in their order."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def read_spec(options: Mapping[str, Any]) -> ExperimentSpec:
     """Read the experiment file and lay the options over it.
 
     Args:
-        options: The values of `spec_options`; those that were not given are None or empty.
+        options: The values of the options above; one that was not given, or that the command does not
+            have, changes nothing. Without an experiment, the spec's defaults stand.
     """
-    from persona_mlflow.spec import load_spec
+    from persona_mlflow.spec import load_spec, parse_spec, with_overrides
 
-    names, personas_file = _file_or_list(options["personas"])
-    batch_size = options["batch_size"]
+    names, personas_file = _names_or_file(options.get("personas"))
+    batch_size = options.get("batch_size")
     overrides: dict[str, Any] = {
-        "model": options["model"] or None,
-        "revision": options["revision"],
-        "questions": options["questions"],
-        "categories": options["categories"],
+        **{name: options.get(name) or None for name in ("model", "revision", "questions", "categories")},
+        **{name: options.get(name) for name in ("limit", "seed", "drop")},
         "personas": names,
         "catalog.personas": _absolute(personas_file),
-        "catalog.prompts": _absolute(options["prompts"]),
-        "limit": options["limit"],
-        "seed": options["seed"],
-        "decoding.max_new_tokens": options["max_new_tokens"],
+        "catalog.prompts": _absolute(options.get("prompts")),
+        "decoding.max_new_tokens": options.get("max_new_tokens"),
         "engine.batch_size": int(batch_size) if batch_size and batch_size.isdecimal() else batch_size,
-        "engine.dtype": options["dtype"],
-        "engine.quantization": options["quantization"],
-        "engine.device": options["device"],
-        "engine.deterministic": options["deterministic"],
+        **{
+            f"engine.{name}": options.get(name)
+            for name in ("dtype", "quantization", "device", "deterministic")
+        },
+        **{f"factors.{name}": options.get(name) for name in ("ppf", "tpf", "temperature", "repeat")},
     }
-    for name in ("ppf", "tpf", "temperature", "repeat"):
-        overrides[f"factors.{name}"] = options[name]
-    for text in options["factors"]:
+    for text in options.get("factors") or ():
         name, equals, levels = text.partition("=")
         if not equals or not levels:
             raise UserError(f"--factor {text!r}: write NAME=LEVEL,LEVEL, such as option_order=given,reversed")
         overrides[f"factors.{name.strip()}"] = [level.strip() for level in levels.split(",")]
+    if options.get("experiment") is None:
+        return parse_spec(with_overrides({"name": "defaults"}, overrides, "options"), source="options")
     return load_spec(find_experiment(options["experiment"]), overrides)
 
 

@@ -27,7 +27,10 @@ class TerminalProgress:
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
         self._live = self._console.is_terminal
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), console=self._console
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[text]}"),
+            console=self._console,
         )
         self._task: TaskID | None = None
         self._runs = self._runs_done = self._draws = self._draws_done = self._new = 0
@@ -52,9 +55,13 @@ class TerminalProgress:
         self._runs_done, self._draws_done = runs_done, draws_done
         self._started = self._said = time.monotonic()
         if self._live:
-            self._task = self._progress.add_task("answers", total=draws, completed=draws_done, text=self._text())
+            self._task = self._progress.add_task(
+                "answers", total=draws, completed=draws_done, text=self._text()
+            )
         if draws_done:
-            self.message(f"On record already: {draws_done:,} of {draws:,} answers, {runs_done} of {runs} runs logged.")
+            self.message(
+                f"On record already: {draws_done:,} of {draws:,} answers, {runs_done} of {runs} runs logged."
+            )
 
     def advance(self, runs: int = 0, draws: int = 0) -> None:
         """Count finished runs and answers."""

@@ -13,12 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from persona_mlflow.cli.options import json_option, read_spec, spec_options, tracking_uri_option
+from persona_mlflow.cli.options import (
+    SPEC_OPTIONS,
+    add_options,
+    experiment_option,
+    json_option,
+    read_spec,
+    tracking_uri_option,
+)
 from persona_mlflow.errors import UserError
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from persona_mlflow.engines.base import Engine
     from persona_mlflow.plan import Plan
-    from persona_mlflow.sweep import SweepResult
+    from persona_mlflow.sweep import Progress, SweepResult
 
 
 class Terminated(BaseException):
@@ -26,7 +36,7 @@ class Terminated(BaseException):
 
 
 @click.command()
-@spec_options
+@add_options(experiment_option("quickstart"), *SPEC_OPTIONS)
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Ledger folder.  [outputs/NAME-MODEL]")
 @click.option("--experiment-name", metavar="NAME", help="MLflow experiment.  [the spec's name]")
 @tracking_uri_option
@@ -52,7 +62,6 @@ def _sweep(
     plan: Plan, folder: Path, experiment_name: str | None, tracking_uri: str | None, quiet: bool
 ) -> SweepResult:
     from persona_mlflow.cli.progress import TerminalProgress
-    from persona_mlflow.engines import load_engine
     from persona_mlflow.ledger import Ledger
     from persona_mlflow.sweep import Sweep
     from persona_mlflow.tracking import Tracker
@@ -64,9 +73,10 @@ def _sweep(
             f"{len(plan.grid.settings)} settings × {len(plan.questions.questions)} questions = "
             f"{plan.draws:,} answers in {len(plan.grid):,} runs"
         )
-        for line in plan.questions.report.notices():
-            progress.message(line)
-        sweep = Sweep(plan, ledger, lambda: load_engine(plan, progress.message), progress)
+        for line in plan.questions.report.lines()[1:]:
+            if not line.startswith(" "):
+                progress.message(line)
+        sweep = Sweep(plan, ledger, lambda: _load_engine(plan, progress), progress)
         return sweep.run(
             lambda: Tracker.open(
                 tracking_uri,
@@ -79,12 +89,38 @@ def _sweep(
         )
 
 
+def _load_engine(plan: Plan, progress: Progress) -> Engine:
+    import time
+
+    from persona_mlflow.engines.base import Decoding
+    from persona_mlflow.engines.hf import load_engine
+
+    progress.message(f"Loading {plan.model.id} …")
+    started = time.monotonic()
+    settings = plan.spec.engine
+    engine = load_engine(
+        plan.model.id,
+        decoding=Decoding(**plan.spec.decoding.model_dump()),
+        batch_size=settings.batch_size,
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        device=settings.device,
+        revision=plan.commit,
+        deterministic=settings.deterministic,
+    )
+    found = engine.describe()
+    progress.message(
+        f"Loaded in {time.monotonic() - started:.1f} s: {found['dtype']} on {found['device']}, "
+        f"system role {found['system_role']}"
+    )
+    return engine
+
+
 def _print_result(result: SweepResult, plan: Plan, tracking_uri: str | None, as_json: bool) -> None:
     import json
 
     from persona_mlflow.summary import run_summary, summary_table
     from persona_mlflow.tracking import connect, resolve_tracking_uri
-    from persona_mlflow.ui import show_results
 
     client = connect(tracking_uri)
     row = run_summary(client.get_run(result.parent_id))
@@ -101,10 +137,23 @@ def _print_result(result: SweepResult, plan: Plan, tracking_uri: str | None, as_
     for warning in result.summary["warnings"]:
         console.print(f"Note: {warning}.", style="yellow")
     console.print()
-    uri = resolve_tracking_uri(tracking_uri)
-    factors = list(plan.grid.factors)
-    for line in show_results(client, uri, result.experiment_id, result.parent_id, factors):
-        click.echo(line)
+    _print_where_to_look(client, resolve_tracking_uri(tracking_uri), result, list(plan.grid.factors))
+
+
+def _print_where_to_look(client: MlflowClient, uri: str, result: SweepResult, factors: list[str]) -> None:
+    from persona_mlflow import ui
+
+    key = ui.apply_shared_view(
+        client,
+        result.experiment_id,
+        params=["persona", "persona_group", *factors],
+        parent_run_ids=[result.parent_id],
+    )
+    click.echo("Open the results:")
+    click.echo(f"  {ui.ui_command(uri)}")
+    click.echo(f"  {ui.runs_url(ui.ui_base_url(uri), result.experiment_id, key)}")
+    click.echo("Compare experiments:")
+    click.echo("  persona-mlflow summarize")
 
 
 @contextmanager
@@ -153,7 +202,7 @@ def _refuse_several_processes() -> None:
 
 
 @click.command()
-@spec_options
+@add_options(experiment_option("quickstart"), *SPEC_OPTIONS)
 @json_option
 def plan(as_json: bool, **options: Any) -> None:
     """Say what an experiment will do: its runs, prompts and answers. Loads no model."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import inspect
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from persona_mlflow.engines.base import Decoding
-
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -154,7 +152,9 @@ class Batch:
         assert self._mask is not None
         device = self._mask.device
         ids = torch.tensor([[row.tokens[-1]] for row in self.rows], device=device)
-        positions = torch.tensor([[len(row.prompt) + len(row.tokens) - 1] for row in self.rows], device=device)
+        positions = torch.tensor(
+            [[len(row.prompt) + len(row.tokens) - 1] for row in self.rows], device=device
+        )
         self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
         logits = self.model.logits(ids, self._mask, positions, self._cache.cache)
         self._draw(logits, 0)
@@ -198,16 +198,15 @@ class Batch:
         count = len(self.rows) - len(done)
         tail = [i for i in range(count, len(self.rows)) if not self.rows[i].finish]
         order = [i if not self.rows[i].finish else tail.pop() for i in range(count)]
-        self.rows = [self.rows[i] for i in order]
-        if not self.rows:
+        if not order:
             self._cache = self._cache_type(self.model.module.config)
-            self._mask = None
+            self.rows, self._mask = [], None
             return done
-        self._mask = self._mask[order]
+        mask = self._mask[order]
         # Columns that are padding in every row left: the longest prompt may just have gone.
-        start = int(self._mask.any(dim=0).int().argmax()) if self._cache.grows else 0
-        self._mask = self._mask[:, start:]
+        start = int(mask.any(dim=0).int().argmax()) if self._cache.grows else 0
         self._cache.keep(order, start)
+        self.rows, self._mask = [self.rows[i] for i in order], mask[:, start:]
         return done
 
 

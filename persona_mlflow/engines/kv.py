@@ -1,10 +1,10 @@
 """The key-value cache of a batch whose rows come and go.
 
 `DynamicCache` concatenates at every step, which copies the whole cache once per token, and copies it again to
-drop a row. Here the rows live in one buffer per layer: a step writes one column, a finished row is overwritten
-by the last one, and the view ``buffer[:rows, :, start:end]`` is what attention sees. Rows are right-aligned, so
-the distance of two columns is the distance of their tokens, and a sliding-window layer may keep every column
-and leave the window to its mask.
+drop a row. Here the rows live in one buffer per layer: a step writes one column, a finished row is
+overwritten by the last one, and the view ``buffer[:rows, :, start:end]`` is what attention sees. Rows are
+right-aligned, so the distance of two columns is the distance of their tokens, and a sliding-window layer may
+keep every column and leave the window to its mask.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-
 if TYPE_CHECKING:
     import torch
-
     from torch import Tensor
 
 GROW = 128
@@ -27,12 +25,18 @@ GROW = 128
 class RowsLayer(DynamicLayer):
     """One layer's keys and values, ``[rows, heads, columns, head size]``, in buffers with room to spare."""
 
+    # transformers declares these optional; they are set from the first update on.
+    keys: Any
+    values: Any
+
     def __init__(self) -> None:
         super().__init__()
         self.rows = self.start = self.end = 0
         self.buffers: list[Tensor] = []
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Write the new columns and return views on all of them (the interface of `transformers`)."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -49,7 +53,7 @@ class RowsLayer(DynamicLayer):
         self._expose()
         return self.keys, self.values
 
-    def adopt(self, source: DynamicLayer, index: Tensor, rows: int) -> None:
+    def adopt(self, source: RowsLayer, index: Tensor, rows: int) -> None:
         """Append the rows `index` of a prefilled layer, right-aligned; there will be at most `rows`."""
         states = (source.keys, source.values)
         count, width = len(index), source.keys.shape[-2]
@@ -70,7 +74,7 @@ class RowsLayer(DynamicLayer):
         self._expose()
 
     def keep(self, order: Sequence[int], start: int) -> None:
-        """Keep the rows `order` in this order and drop the first `start` columns. Row i may only move to j ≤ i."""
+        """Keep the rows `order`, in this order, and drop the first `start` columns; no row may move down."""
         for place, row in enumerate(order):
             if row != place:
                 for buffer in self.buffers:
@@ -123,11 +127,12 @@ class RowsCache:
     Attributes:
         cache: What the model's forward takes.
         grows: Whether rows can join a batch that is running. Layers that keep a state other than keys and
-            values (Mamba, linear attention …) stay as `transformers` made them, and the batch runs to its end.
+            values (Mamba, linear attention …) stay as `transformers` made them, and the batch runs to its
+            end.
     """
 
     def __init__(self, config: Any) -> None:
-        self.cache = DynamicCache(config=config)
+        self.cache: Any = DynamicCache(config=config)
         layers: list[Any] = []
         for layer in self.cache.layers:
             if type(layer) is DynamicLayer:
@@ -156,7 +161,7 @@ class RowsCache:
                 source.buffers, source.keys, source.values = [], None, None  # free: both may not fit at once
 
     def keep(self, order: Sequence[int], start: int) -> None:
-        """Keep the rows `order`, in this order, and drop the first `start` columns (padding in all of them)."""
+        """Keep the rows `order`, in this order, and drop the first `start` columns, which are all padding."""
         if self.grows:
             for layer in self.cache.layers:
                 if layer.is_initialized:

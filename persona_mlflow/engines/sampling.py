@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-
 if TYPE_CHECKING:
     from torch import Tensor
 

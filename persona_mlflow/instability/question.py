@@ -80,7 +80,7 @@ def question_instability(
     mean = np.divide(total, members, out=np.full(np.shape(members), np.nan), where=members > 0)
 
     never = members == 0
-    reason = "no question is right in any setting: the union is empty"
+    reason = f"no question is right in any {grid.noun}: the union is empty"
     fields: dict[str, Any] = {}
     if grid.kept:
         fields["value"] = grid.array(1 - mean, grid.kept, "question")

@@ -123,10 +123,14 @@ class Grid:
         """Number of questions."""
         return self.correct.sizes["question"]
 
+    @property
+    def noun(self) -> str:
+        """What the varied levels are, in a message: a setting, or a persona where persona alone is varied."""
+        return "persona" if self.over == ("persona",) else "setting"
+
     def undefined(self) -> str | None:
         """Why no instability can be computed from a grid of this shape; ``None`` if it can."""
         sizes = self.correct.sizes
-        noun = "persona" if self.over == ("persona",) else "setting"
         if not self.questions:
             return "no questions: accuracy is undefined"
         if self.unit and not sizes["persona"]:
@@ -135,9 +139,9 @@ class Grid:
             if not sizes[dim]:
                 return f"no entries: dim {dim!r} is empty"
         if self.settings == 0:
-            return f"no {noun}s: nothing was varied over {_listed(self.over)}"
+            return f"no {self.noun}s: nothing was varied over {_listed(self.over)}"
         if self.settings == 1:
-            return f"one {noun} gives no pairs: instability needs at least two over {_listed(self.over)}"
+            return f"one {self.noun} gives no pairs: instability needs at least two over {_listed(self.over)}"
         return None
 
     def counts(self) -> xr.DataArray:

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from persona_mlflow.errors import UserError
 from persona_mlflow.parsing.cleaning import clean
+from persona_mlflow.parsing.rules import COMPILED
 
 
 # Words, numbers and the symbols that carry meaning; other punctuation is skipped. A hyphen between two
@@ -19,6 +20,7 @@ _TOKEN = re.compile(
     r"\.?\d+(?:[.,]\d+)*|[^\W\d_](?:[^\W_]|[\u0300-\u036f])*"
     r"|(?<![^\W\d_])-(?=\S)|-(?=\d)|[+/^=<>%°±×÷√≤≥≠≈∞∪∩|&#@¬∧∨→¹²³⁴⁵⁶⁷⁸⁹⁰]"
 )
+_TRIGGER = COMPILED["trigger_lower"]
 _ARTICLES = frozenset({"a", "an", "the"})
 
 # What may follow an option's text for the text to be all that is said: the end of the line or sentence,
@@ -66,6 +68,13 @@ class Words:
         return len(self.raw)
 
 
+    def skips(self, text: str) -> tuple[int, ...]:
+        """How many leading words may be left out: an article before a word, "A)" is none."""
+        end = self.ends[0]
+        article = self.folded[0] in _ARTICLES and text[end : end + 1] == " " and text[end + 1 : end + 2].isalnum()
+        return (0, 1) if article else (0,)
+
+
 def _tokens(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """All tokens as written, and folded with a leading article left out."""
     words = Words(text, 0, len(text))
@@ -84,7 +93,7 @@ class OptionTable:
         raw: Tokens of each option text as written.
         folded: The same, case and thousands separators folded, a leading article left out.
         longest: Most tokens of any option text.
-        lower: Option texts in lower case that could be mistaken for an answer line of the reply.
+        lower: Those option texts, in lower case, that hold the wording of an answer themselves.
     """
 
     letters: tuple[str, ...]
@@ -113,7 +122,7 @@ class OptionTable:
             return "", start
         best: list[int] = []
         end, size = start, 0
-        skips = (0, 1) if words.folded[0] in _ARTICLES else (0,)
+        skips = words.skips(text)
         for index, tokens in enumerate(self.folded):
             for skip in skips if tokens else ():
                 need = skip + len(tokens)
@@ -151,6 +160,20 @@ class OptionTable:
             for letter, tokens in zip(self.letters, self.folded, strict=True)
             if tokens[: len(said)] == said
         )
+
+    def text_tokens_at(self, text: str, start: int, letter: str) -> int:
+        """Return where the words of one option's text end, ``start`` where they do not stand there."""
+        if not self.texts:
+            return start
+        tokens = self.folded[self.letters.index(letter)]
+        words = Words(text, start, len(text))
+        if not tokens or not words.read(1):
+            return start
+        for skip in words.skips(text):
+            need = skip + len(tokens)
+            if words.read(need) == need and tuple(words.folded[skip:need]) == tokens:
+                return words.ends[need - 1]
+        return start
 
     def covers(self, lower: str, start: int) -> bool:
         """Whether the reply, at an offset, is quoting an option text that itself looks like an answer."""
@@ -195,5 +218,5 @@ def _table(letters: tuple[str, ...], texts: tuple[str, ...]) -> OptionTable:
         raw=tuple(raw for raw, _ in pairs),
         folded=tuple(folded for _, folded in pairs),
         longest=max((len(folded) for _, folded in pairs), default=0),
-        lower=tuple(text.lower() for text in cleaned if len(text) > 3),
+        lower=tuple(text.lower() for text in cleaned if _TRIGGER.search(text.lower())),
     )

@@ -6,9 +6,10 @@
 
 from persona_mlflow.questions.base import LETTERS, OTHER, Question, SourceRow, content_id
 from persona_mlflow.questions.categories import SOURCES, Category, CategoryTable, load_categories
-from persona_mlflow.questions.load import DROPS, NAMES, load_questions, make_plan
+from persona_mlflow.questions.load import DROPS, load_questions
 from persona_mlflow.questions.questionset import QuestionSet
 from persona_mlflow.questions.report import DataReport, EqualOptions, Shortfall
+from persona_mlflow.questions.resolve import NAMES
 from persona_mlflow.questions.table import ANSWER_FORMS, TableColumns
 
 __all__ = [
@@ -30,5 +31,4 @@ __all__ = [
     "content_id",
     "load_categories",
     "load_questions",
-    "make_plan",
 ]

@@ -112,7 +112,8 @@ class QuestionSet:
         """
         wanted = check_names(categories, self.categories)
         kept = tuple(question for question in self.questions if question.category in wanted)
-        return QuestionSet(self.name, kept, self.report.over(kept))
+        shortfalls = tuple(s for s in self.report.shortfalls if s.category in wanted)
+        return QuestionSet(self.name, kept, self.report.over(kept, shortfalls=shortfalls))
 
     def drop_duplicates(self) -> QuestionSet:
         """Keep the first of each group of repeated questions."""

@@ -34,19 +34,18 @@ def grids(draw, factors: tuple[str, ...] = FACTORS, min_side: int = 1) -> xr.Dat
 def entries(correct: xr.DataArray, over: tuple[str, ...]):
     """Yield (kept labels, personas, settings, answers) where answers[p, s] is a list over questions."""
     kept = [d for d in correct.dims if d not in ("persona", "question", *over)]
-    index = {d: range(correct.sizes[d]) for d in correct.dims}
-    for levels in product(*(index[d] for d in kept)):
-        at = dict(zip(kept, levels, strict=True))
-        settings = list(product(*(index[d] for d in over)))
-        answers = {
-            (p, s): [
-                bool(x) for x in correct.isel({"persona": p, **at, **dict(zip(over, s, strict=True))}).values
-            ]
-            for p in index["persona"]
-            for s in settings
-        }
-        labels = tuple(correct[d].values[i] for d, i in at.items())
-        yield labels, list(index["persona"]), settings, answers
+    cells = correct.transpose(*kept, "persona", *over, "question").values.tolist()
+    personas = list(range(correct.sizes["persona"]))
+    settings = list(product(*(range(correct.sizes[d]) for d in over)))
+    for level in product(*(range(correct.sizes[d]) for d in kept)):
+        answers = {}
+        for p, s in product(personas, settings):
+            cell = cells
+            for i in (*level, p, *s):
+                cell = cell[i]
+            answers[p, s] = cell
+        labels = tuple(str(correct[d].values[i]) for d, i in zip(kept, level, strict=True))
+        yield labels, personas, settings, answers
 
 
 def accuracy(personas, settings, answers) -> tuple[Fraction, list[Fraction]]:

@@ -122,6 +122,10 @@ def test_nobody_ever_right_is_undefined_with_reason():
     assert result.value is None
     assert "union is empty" in result.reason
     assert result.left_out_personas == ("persona0", "persona1", "persona2")
+    across = question_instability(correct, over="persona")
+    assert across.average is None
+    assert "in any persona" in across.reasons["setting0",]
+    assert across.left_out_personas == ()
     summary = summary_metrics(correct)
     assert summary["metrics"] == {
         "accuracy/mean": 0,
@@ -261,7 +265,7 @@ def test_bad_input_is_refused(metric, change, over, words):
 
 @pytest.mark.parametrize("over", ["persona", ["setting", "persona"]])
 def test_outcome_across_personas_is_refused(over):
-    with pytest.raises(UserError, match="not defined across them.*choose from setting"):
+    with pytest.raises(UserError, match=r"not defined across them.*choose from setting"):
         outcome_instability(sized(2, 3, 4), over=over)
 
 

@@ -59,21 +59,10 @@ def write_normad(tmp_path: Path) -> Callable[..., Path]:
     def write(rows: Sequence[Sequence[str]], at: str = "normad") -> Path:
         folder = tmp_path / at
         folder.mkdir(parents=True, exist_ok=True)
-        header = [
-            "ID",
-            "Country",
-            "Background",
-            "Axis",
-            "Subaxis",
-            "Value",
-            "Rule-of-Thumb",
-            "Story",
-            "Explanation",
-            "Gold Label",
-        ]
+        names = "ID,Country,Background,Axis,Subaxis,Value,Rule-of-Thumb,Story,Explanation,Gold Label"
         with (folder / "normad_etiquette_final_data.csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(header)
+            writer.writerow(names.split(","))
             for n, (country, story, gold) in enumerate(rows, start=1):
                 writer.writerow([n, country, "b", "a", "s", "v", "r", story, "e", gold])
         return folder

@@ -45,7 +45,7 @@ def normad_rows(countries: Sequence[str], n: int) -> list[list[str]]:
     """``n`` different stories for each country, the gold labels in turn."""
     gold = ("yes", "no", "neutral")
     return [
-        [c, f"Guest {i} left the shoes, and a note, at the door of {c}.", gold[i % 3]]
-        for c in countries
+        [country, f"Guest {i} left the shoes, and a note, at the door of {country}.", gold[i % 3]]
+        for country in countries
         for i in range(n)
     ]

@@ -1,4 +1,4 @@
-"""The shipped question set: well formed, balanced, free of cues, and right where an answer can be computed."""
+"""The shipped question set: well formed, balanced, without cues, right wherever an answer can be computed."""
 
 from __future__ import annotations
 
@@ -182,8 +182,8 @@ COMPUTED: dict[str, str] = {
     "median of the numbers": f"{sorted([3, 9, 4, 8, 21])[2]}",
     "One person in 100": f"{round(100 * 0.01 * 0.9 / (0.01 * 0.9 + 0.99 * 0.08))}%",
     "divisible by 3 or by 5": f"{sum((n % 3 == 0) != (n % 5 == 0) for n in range(1, 1000))}",
-    "group homomorphisms": f"{sum(12 * x % 18 == 0 for x in range(18))}",
-    "Three fair dice": f"{sum(max(roll) == 4 for roll in itertools.product(range(1, 7), repeat=3))}/216",
+    "preserve addition": f"{sum(12 * x % 18 == 0 for x in range(18))}",
+    "three fair dice": f"{sum(max(roll) == 4 for roll in itertools.product(range(1, 7), repeat=3))}/216",
     # EECS
     "binary number 1011": f"{0b1011}",
     "A binary search": f"{(1000).bit_length()}",

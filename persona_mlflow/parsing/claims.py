@@ -1,0 +1,352 @@
+"""Find explicit commitments: an answer word, a choosing verb, a box … with a letter or an option's text."""
+
+from __future__ import annotations
+
+import re
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from persona_mlflow.parsing.cleaning import Clean
+from persona_mlflow.parsing.options import OptionTable
+from persona_mlflow.parsing.rules import COMPILED
+
+
+Verdict = Literal["ok", "ambiguous", "out_of_range", "cut"]
+
+_TRIGGER = COMPILED["trigger_lower"]
+_COMMITS = {
+    "noun": COMPILED["noun_lower"],
+    "choice": COMPILED["noun_lower"],
+    "cjk": COMPILED["noun_lower"],
+    "verb": COMPILED["verb_lower"],
+    "pick": COMPILED["verb_lower"],
+    "turn": COMPILED["turn_lower"],
+    "hence": COMPILED["hence_lower"],
+    "boxed": COMPILED["boxed_lower"],
+}
+_LINK = COMPILED["link_lower"]
+_GOOD = COMPILED["good_lower"]
+_SUBJECT = COMPILED["subject"]
+_PAIR_BEFORE = COMPILED["pair_before"]
+_PAIR_AFTER = COMPILED["pair_after"]
+_LETTER_END = COMPILED["letter_end"]
+_FUNCTION_WORD = COMPILED["function_word"]
+_REASON_WORD = COMPILED["reason_word"]
+_NEGATED_BEFORE = COMPILED["negated_before_lower"]
+_NEGATED_WORD = COMPILED["negated_word_lower"]
+_NEGATED_AFTER = COMPILED["negated_after_lower"]
+_CLAUSE_BREAK = COMPILED["clause_break_lower"]
+_CHOICE_GAP = COMPILED["choice_gap_lower"]
+_TURN_WORD = re.compile(r"\b(?:no|wait|actually|sorry|correction|instead|rather|however|scratch|hmm)\b")
+_LISTED = COMPILED["listed"]
+_NAMED = COMPILED["named"]
+_BOX = re.compile(r"box(?:ed)?\s*+\{[\s{(\"']*+")
+_DELIMITER = re.compile(r"[)\]}>\"',;:.]*+[^\S\n]*+(?:-+>?[^\S\n]++|[=:][^\S\n]*+)?[\"'(\[{]*+")
+_QUESTION = re.compile(r"[)\]}\"'.]*+\s?\?")
+_DANGLING = re.compile(r"[)\]}\"']*\s*(?:,|/|\bor|\band|-)?\s*$")
+_NO_WORD = re.compile(r"\W*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One place in a reply that commits to an option.
+
+    Attributes:
+        letter: The letter it names; the first of several where ambiguous.
+        verdict: What the place says by itself.
+        start: Where the accepted letter or option text starts in the cleaned reply.
+        end: Where it ends.
+        kind: The kind of wording, a group name of the trigger pattern, or ``line``.
+    """
+
+    letter: str
+    verdict: Verdict
+    start: int
+    end: int
+    kind: str
+
+
+def attached(reply: Clean, table: OptionTable, letter: str, after: int) -> tuple[str, int]:
+    """Compare what is written behind a letter with the option texts.
+
+    Args:
+        reply: The reply.
+        table: The options.
+        letter: A valid letter.
+        after: Offset behind the letter.
+
+    Returns:
+        ``own``, ``other`` (another option's text), or ``none`` of them; and where the text ends.
+    """
+    if not table.texts:
+        return "none", after
+    delimiter = _DELIMITER.match(reply.text, after)
+    at = delimiter.end() if delimiter else after
+    stop = reply.text.find("\n", at)
+    stop = len(reply.text) if stop < 0 else stop
+    if at >= stop:
+        return "none", after
+    found, end = table.match(reply.text, at)
+    if found and end <= stop:
+        return ("own", end) if letter in found else ("other", end)
+    begun = table.prefix(reply.text, at, stop)
+    if letter in begun:
+        return "own", stop
+    if begun and len(reply.text[at:stop].split()) >= 3:
+        return "other", stop
+    own = table.text_tokens_at(reply.text, at, letter)
+    return ("own", own) if own > at else ("none", at)
+
+
+def read_letter(reply: Clean, table: OptionTable, at: int, kind: str, *, finished: bool) -> Claim | None:
+    """Judge a letter that follows a wording of commitment.
+
+    Args:
+        reply: The reply.
+        table: The options.
+        at: Offset of the letter.
+        kind: How it is introduced: ``colon``, ``is``, ``none``, ``boxed``, ``verb``, ``turn`` or ``hence``.
+        finished: Whether the model ended its turn.
+
+    Returns:
+        The claim, or ``None`` where this is no letter, or one that is asked about, hedged or denied.
+    """
+    text = reply.text
+    letter = text[at].upper()
+    after = at + 1
+    valid = letter in table.letters
+    if kind in ("colon", "is", "boxed"):  # "C major", where that is an option's text
+        found, end = table.match(text, at)
+        if found and (end > after or not valid) and (not valid or attached(reply, table, letter, after)[0] != "own"):
+            if letter not in found and text[after : after + 1] in " -" or not valid:
+                return Claim(found[0], "ok" if len(found) == 1 else "ambiguous", at, end, kind)
+    if _QUESTION.match(text, after):
+        return None
+    opened = at > 0 and text[at - 1] in "([{<"
+    closed = text[after : after + 1] in (")", "]", "}", ">")
+    relation, _ = attached(reply, table, letter, after) if valid else ("none", after)
+    ends = bool(_LETTER_END.match(text, after))
+    if text[at].islower():
+        if not (opened and closed) and not (closed and kind in ("colon", "boxed")):
+            stops = bool(re.compile(r"[\"'.!}\]]*+\s*+(?:$|\n|</)").match(text, after))
+            if kind not in ("colon", "boxed", "is") or not (
+                stops or (kind == "colon" and letter not in "AI" and (ends or _REASON_WORD.match(text, after)))
+            ):
+                return None
+    elif not ends and relation != "own":
+        if kind in ("verb", "hence", "turn"):
+            if not _REASON_WORD.match(text, after):
+                return None
+        elif not _FUNCTION_WORD.match(text, after) and not _PAIR_AFTER.match(text, after):
+            follows = text[after : after + 2]
+            if letter in "AI" or not valid or len(follows) < 2 or follows[0] != " " or not follows[1].isupper():
+                return None
+    if relation == "none" and _NEGATED_AFTER.match(reply.lower, after) and not text[after:].lstrip(" ").startswith((",", "not ")):
+        return None
+    several = _others(text, table, letter, after)
+    if several:
+        if len(several) >= len(table.letters) - 1 >= 2:
+            return None  # "A, B, C or D": a template or an instruction that names every option
+        return Claim(letter, "ambiguous", at, after, kind)
+    if not finished and _DANGLING.fullmatch(text, after) and not closed:
+        tail = text[after:].strip(" \n\"')]}")
+        if tail in (",", "/", "or", "and", "-") or (kind != "colon" and tail == "" and kind != "boxed"):
+            return Claim(letter, "cut", at, after, kind)
+    if not valid:
+        return Claim(letter, "out_of_range", at, after, kind)
+    if _is_listing(text, table, letter, after):
+        return None
+    return Claim(letter, "ambiguous" if relation == "other" else "ok", at, after, kind)
+
+
+def _others(text: str, table: OptionTable, letter: str, after: int) -> set[str]:
+    """Further letters joined to the one before ``after``: "A and B", "B/C", "A, B or C"."""
+    others: set[str] = set()
+    while match := _PAIR_AFTER.match(text, after):
+        other = match["letter"]
+        after = match.end("letter")
+        if match["verb"] and match["joint"][0] in ",a":
+            break
+        if other in "AI" and re.match(r" [a-z]", text[after:]) and not _FUNCTION_WORD.match(text, after):
+            break  # the article or the pronoun
+        if other not in table.letters and other not in "ABCDEFGHIJ":
+            break
+        others.add(other)
+    return others - {letter}
+
+
+def _is_listing(text: str, table: OptionTable, letter: str, after: int) -> bool:
+    """Whether the letter opens a list of the options: the next ones follow at once, in order."""
+    if letter != table.letters[0] or len(table.letters) < 2:
+        return False
+    end = text.find("\n", after)
+    if end < 0:
+        end = len(text)
+    inline = [m[1] for m in _LISTED.finditer(text, after + 1, min(end, after + 1500))]
+    wanted = list(table.letters[1:3])
+    if inline[: len(wanted)] == wanted:
+        return True
+    first = _LISTED.search(text, end, end + 12)
+    return bool(first and first[1] == table.letters[1] and text[after:end].strip(" .):]") and not text[end : first.start()].strip(" \n-*•"))
+
+
+def _denied(lower: str, start: int) -> bool:
+    """Whether the clause before a wording of commitment negates it, makes it conditional or another's."""
+    clause = lower[max(0, start - 80) : start]
+    last = 0
+    for match in _CLAUSE_BREAK.finditer(clause):
+        last = match.end()
+    return bool(_NEGATED_BEFORE.search(clause, last))
+
+
+def _from_text(reply: Clean, table: OptionTable, at: int, kind: str) -> Claim | None:
+    """A commitment to an option by its exact text."""
+    if not table.texts:
+        return None
+    found, end = table.match(reply.text, at)
+    if not found or _QUESTION.match(reply.text, end):
+        return None
+    letter = re.compile(r"[\"'.]*\s*\((?:[Oo]ption )?([A-Z])\)").match(reply.text, end)
+    if len(found) > 1 or (letter and letter[1] != found):
+        return Claim(found[0], "ambiguous", at, end, kind)
+    begin = at
+    while begin < end and not reply.text[begin].isalnum():
+        begin += 1
+    return Claim(found, "ok", begin if begin < end else at, end, kind)
+
+
+def _good(reply: Clean, table: OptionTable, at: int) -> Claim | None:
+    """A letter, or a letter with its own text, that the reply calls correct or best."""
+    if not _GOOD.match(reply.lower, at):
+        return None
+    low = max(0, at - 300)
+    near = reply.text[max(0, at - 60) : at]
+    match = _SUBJECT.search(near)
+    if match:
+        start = max(0, at - 60) + match.start(1)
+        if _denied(reply.lower, start):
+            return None
+        letter = match[1]
+        before = _PAIR_BEFORE.search(reply.text[max(0, start - 30) : start])
+        if before and before[1] != letter:
+            return Claim(letter, "ambiguous", start, start + 1, "good")
+        return Claim(letter, "ok" if letter in table.letters else "out_of_range", start, start + 1, "good")
+    if not table.texts:
+        return None
+    last = None
+    for last in _LISTED.finditer(reply.text, low, at):
+        pass
+    if last is None or last[1] not in table.letters or _denied(reply.lower, last.start()):
+        return None
+    relation, end = attached(reply, table, last[1], last.end(1))
+    said = reply.text[last.end() : at]
+    words = table.text_tokens_at(reply.text, last.end(), last[1])
+    if words > last.end() and _NO_WORD.match(reply.text[words:at]) and "\n" not in said.strip():
+        return Claim(last[1], "ok", last.start(1), last.end(1), "good")
+    del relation, end
+    return None
+
+
+def claims_backwards(reply: Clean, table: OptionTable, *, finished: bool) -> Iterator[Claim]:
+    """Yield the explicit commitments of a reply, the last first.
+
+    Args:
+        reply: The reply.
+        table: The options.
+        finished: Whether the model ended its turn.
+    """
+    for trigger in reversed(list(_TRIGGER.finditer(reply.lower))):
+        if table.lower and table.covers(reply.lower, trigger.start()):
+            continue  # the words of an option, not of the reply
+        claim = _at_trigger(reply, table, trigger, finished=finished)
+        if claim is not None:
+            yield claim
+
+
+def _at_trigger(reply: Clean, table: OptionTable, trigger: re.Match[str], *, finished: bool) -> Claim | None:
+    lower = reply.lower
+    kind = trigger.lastgroup or ""
+    at = trigger.start()
+    if kind == "good":
+        return _good(reply, table, at)
+    if kind == "post":
+        match = _SUBJECT.search(reply.text[max(0, at - 40) : at])
+        if not match:
+            return None
+        start = max(0, at - 40) + match.start(1)
+        return Claim(match[1], "ok" if match[1] in table.letters else "out_of_range", start, start + 1, kind)
+    if at and lower[at - 1] == "/" and kind == "noun":
+        return None  # a closing tag
+    match = _COMMITS[kind].match(lower, at) if kind != "boxed" else _COMMITS[kind].search(lower, at, at + 40)
+    claim: Claim | None = None
+    if match and not _denied(lower, at):
+        spot = match.start("letter")
+        link = kind
+        if kind in ("noun", "choice", "cjk"):
+            link = "colon" if match["colon"] is not None else "is" if match["is"] is not None else "none"
+            gap = match["colon"] or match["is"] or ""
+            if _NEGATED_WORD.search(gap) or (kind == "choice" and not _choice_links(link, match["colon"])):
+                return None
+            if link == "none" and kind == "noun" and not _stands_alone(reply, table, spot):
+                return None
+        elif kind == "pick":
+            link = "is"
+        claim = read_letter(reply, table, spot, link, finished=finished)
+    if (claim is None or claim.verdict == "ambiguous") and table.texts and kind in ("noun", "choice", "cjk", "boxed"):
+        if _denied(lower, at):
+            return claim
+        link_match = _BOX.search(lower, at, at + 40) if kind == "boxed" else _LINK.match(lower, at)
+        if kind == "choice" and link_match and not _choice_links("is", link_match["colon"]):
+            return claim
+        if link_match and not _NEGATED_WORD.search(link_match[0]):
+            claim = _from_text(reply, table, link_match.end(), kind) or claim
+    return claim
+
+
+def _choice_links(link: str, gap: str | None) -> bool:
+    """Whether "option", "choice", "letter" … introduces an answer, and not a look at the options."""
+    return link != "none" and (gap is None or bool(_CHOICE_GAP.match(gap.rstrip(":=>→- \n\"'"))))
+
+
+def _stands_alone(reply: Clean, table: OptionTable, at: int) -> bool:
+    """Whether a letter behind a bare "Answer" is capital or bracketed, and closes what is said."""
+    text = reply.text
+    if text[at].islower():
+        return text[at - 1] in "([" and text[at + 1 : at + 2] in (")", "]")
+    letter = text[at]
+    if letter in table.letters and attached(reply, table, letter, at + 1)[0] == "own":
+        return True
+    return bool(re.compile(r"[)\]}\"'.]*+\s*+(?:$|\n|[.,;!](?!\w)|because\b|since\b|and\b|or\b|/)").match(text, at + 1))
+
+
+def final_claim(reply: Clean, table: OptionTable, *, finished: bool) -> Claim | None:
+    """The last explicit commitment of a reply, judged against the one before it where they may conflict."""
+    found = claims_backwards(reply, table, finished=finished)
+    last = next(found, None)
+    if last is None:
+        return None
+    if last.kind == "good" and last.verdict == "ok":
+        # "A is correct. B is correct." contradicts itself, unless the reply says that it turns around.
+        earlier = next(found, None)
+        if (
+            earlier is not None
+            and earlier.kind == "good"
+            and earlier.letter != last.letter
+            and not _TURN_WORD.search(reply.lower, earlier.end, last.end)
+        ):
+            return Claim(last.letter, "ambiguous", last.start, last.end, last.kind)
+    if last.verdict == "ok" and COMPILED["retracted_lower"].search(reply.lower, last.end):
+        return Claim(last.letter, "ambiguous", last.start, last.end, last.kind)
+    return last
+
+
+def named_letters(reply: Clean, table: OptionTable) -> set[str]:
+    """The options that a reply names anywhere by a bracketed letter, "option B" or "A or B"."""
+    names: set[str] = set()
+    for match in _NAMED.finditer(reply.text):
+        names.add(match[match.lastindex or 0])
+        if len(names) > 40:
+            break
+    return names & set(table.letters)
