@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 METRICS = {
-    "accuracy/mean": "accuracy",
-    "accuracy/std": "sd",
-    "instability/accuracy": "I_A",
-    "instability/outcome": "I_O",
-    "instability/question": "I_Q",
-    "parse_errors/rate": "unparsed",
+    "accuracy/mean": "accuracy, mean",
+    "accuracy/std": "accuracy, sd over runs",
+    "instability/accuracy": "I_A accuracy instability",
+    "instability/outcome": "I_O outcome instability",
+    "instability/question": "I_Q question instability",
+    "parse_errors/rate": "unparsed rate",
 }
-"""Metric on the parent run → its heading in a table."""
+"""Metric on the parent run → what a table calls it."""
 
 SPREAD_WARNING = 0.1
 """From this difference in unparsed rates on, parsing itself could pass for instability."""
@@ -94,18 +94,22 @@ def number(value: float | None) -> str:
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Lay summaries out as a table for the terminal, one row per parent run."""
+    """Lay summaries out for the terminal: a column per parent run, a line per number."""
     from rich.table import Table
 
-    table = Table(title=None, header_style="bold", show_edge=False, pad_edge=False)
-    table.add_column("experiment")
-    table.add_column("model")
-    for heading in ("runs", "questions", *METRICS.values()):
-        table.add_column(heading, justify="right")
+    table = Table(header_style="bold", show_edge=False, pad_edge=False)
+    table.add_column("")
     for row in rows:
-        runs = (
-            f"{row['runs']}" if row["runs"] == row["runs_planned"] else f"{row['runs']}/{row['runs_planned']}"
-        )
-        values = [number(row[name]) for name in METRICS]
-        table.add_row(str(row["experiment"]), str(row["model"]), runs, str(row["questions"]), *values)
+        # A model by its path would fill the line.
+        model = str(row["model"]).rstrip("/").rpartition("/")[2]
+        table.add_column(f"{row['experiment']}\n{model}", justify="right", overflow="fold")
+    table.add_row("runs", *(_runs(row) for row in rows))
+    table.add_row("questions", *(f"{row['questions']:,}" for row in rows))
+    for name, heading in METRICS.items():
+        table.add_row(heading, *(number(row[name]) for row in rows))
     return table
+
+
+def _runs(row: Mapping[str, Any]) -> str:
+    done, planned = row["runs"], row["runs_planned"]
+    return f"{done:,}" if done == planned else f"{done:,} of {planned:,}"

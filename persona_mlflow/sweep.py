@@ -256,12 +256,15 @@ class Sweep:
                 plan.questions.report.to_dict(), ensure_ascii=False, indent=1, allow_nan=False
             )
             (folder / "data_report.json").write_text(report, encoding="utf-8")
-            tags: dict[str, Any] = {}
-            if self.engine is not None:
-                settings = self.engine.describe()
-                (folder / "engine.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
-                tags = {f"engine.{key}": value for key, value in settings.items()}
-            tracker.log_parent(tags=tags, files=folder)
+            tracker.log_parent(tags=self._describe_engine(folder), files=folder)
+
+    def _describe_engine(self, folder: Path) -> dict[str, Any]:
+        """Write the effective settings into a folder, and give them as tags; nothing where no model was loaded."""
+        if self.engine is None:
+            return {}
+        settings = self.engine.describe()
+        (folder / "engine.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
+        return {f"engine.{key}": value for key, value in settings.items()}
 
     def _summary(self) -> dict[str, Any]:
         return parent_summary(outcomes.load_outcomes(self.ledger.root))
@@ -281,6 +284,8 @@ class Sweep:
                 tags={
                     "persona_mlflow.children": len(logged),
                     "persona_mlflow.output": self.ledger.root.absolute(),
+                    # Again: by now the batch size has met the memory.
+                    **self._describe_engine(folder),
                 },
                 files=folder,
             )

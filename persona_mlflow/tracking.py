@@ -7,6 +7,7 @@ would turn a child into its parent. Under ``mlflow run`` the run that it made is
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,14 +59,20 @@ class Child:
 
 
 def resolve_tracking_uri(uri: str | None) -> str:
-    """The tracking URI in force: the argument, ``MLFLOW_TRACKING_URI``, or ``sqlite:///mlflow.db`` here."""
-    return uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    """The tracking URI in force: the argument, ``MLFLOW_TRACKING_URI``, or ``sqlite:///mlflow.db`` here.
+
+    A SQLite path is made absolute: MLflow keeps stores open by their URI, whatever folder that was meant in.
+    """
+    found = uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    path = sqlite_path(found)
+    return f"sqlite:///{path}" if path else found
 
 
 def sqlite_path(uri: str) -> Path | None:
     """The database file of a SQLite tracking URI, absolute; None for any other store."""
     prefix = "sqlite:///"
-    return Path(uri.removeprefix(prefix)).absolute() if uri.startswith(prefix) else None
+    name = uri.removeprefix(prefix)
+    return Path(name).absolute() if uri.startswith(prefix) and name and "?" not in name else None
 
 
 def connect(tracking_uri: str | None) -> MlflowClient:
@@ -79,6 +86,8 @@ def connect(tracking_uri: str | None) -> MlflowClient:
     from sqlalchemy.exc import SQLAlchemyError
 
     uri = resolve_tracking_uri(tracking_uri)
+    for name in ("mlflow.store.db.utils", "alembic"):  # each migration of a new database is a line otherwise
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         with _creation_lock(uri):
             client = MlflowClient(tracking_uri=uri)

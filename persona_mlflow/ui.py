@@ -44,7 +44,7 @@ _TAG_PREFIX = "mlflow.sharedViewState."
 # The longest experiment tag that all supported servers store; recent ones take 20,000.
 _TAG_LIMIT = 5000
 _BY_CREATION = "attributes.start_time"
-_WIDE = {"persona": 170, "model": 170}
+_WIDE = {"persona": 150, "model": 150}
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
@@ -73,7 +73,7 @@ def shared_view(
 
     With exactly one parent, the view holds that parent with its children under it, the first child first,
     however many other runs the experiment has. Otherwise it holds every parent with its children, the latest
-    first. Both sort by creation time, because any other order makes the UI list children without their parents.
+    first. Both sort by creation time: in any other order, the UI lists children without their parents.
 
     Args:
         experiment_id: Id of the experiment that the view belongs to.
@@ -109,7 +109,7 @@ def shared_view(
     if len(value) > _TAG_LIMIT:
         raise UserError(
             f"the view {name!r} of experiment {experiment_id} has {len(columns)} columns, which takes "
-            f"{len(value)} characters where an experiment tag holds {_TAG_LIMIT}: show fewer params or metrics"
+            f"{len(value)} characters where an experiment tag holds {_TAG_LIMIT}: show fewer of them"
         )
     digest = hashlib.sha256(_dump([experiment_id, name, one]).encode()).hexdigest()
     return f"{_TAG_PREFIX}persona-{digest[:16]}", value

@@ -28,3 +28,20 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the public data sets are not beside this checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def lettered_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model whose answers are letters often enough for the metrics to be interesting."""
+    from experiments import save_lettered_model
+
+    return save_lettered_model(tmp_path_factory.mktemp("model") / "lettered")
+
+
+@pytest.fixture
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory: the store, the artifacts and the ledger land in it."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder

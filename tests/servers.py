@@ -101,8 +101,8 @@ def running(
 def postgres_server(tmp_path: Path) -> Iterator[str]:
     """Run a PostgreSQL server with a new, empty database.
 
-    PostgreSQL refuses to run as root, so under root it runs as the user ``postgres``, with its data in a folder
-    that this user owns: it could not enter pytest's own.
+    PostgreSQL refuses to run as root, so under root it runs as the user ``postgres``, with its data in a
+    folder that this user owns: it could not enter pytest's own.
 
     Args:
         tmp_path: Folder for the log.

@@ -124,7 +124,9 @@ FAMILIES: dict[str, tuple[type[Any], dict[str, Any], str]] = {
 }
 
 
-def build_model(family: str = "llama", *, seed: int = 0, context: int = 512, **overrides: Any) -> PreTrainedModel:
+def build_model(
+    family: str = "llama", *, seed: int = 0, context: int = 512, **overrides: Any
+) -> PreTrainedModel:
     """A random model of two layers whose answers depend on all of the prompt.
 
     Args:
@@ -148,6 +150,8 @@ def build_model(family: str = "llama", *, seed: int = 0, context: int = 512, **o
         "pad_token_id": tokenizer.pad_token_id,
         # Far above the usual 0.02, with which a random model repeats itself whatever it is asked.
         "initializer_range": 0.3,
+        # Tied, a random model mostly says its last token again.
+        "tie_word_embeddings": False,
     }
     config = config_type(**{**arguments, **extra, **overrides})
     torch.manual_seed(seed)

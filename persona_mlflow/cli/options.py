@@ -68,9 +68,6 @@ SPEC_OPTIONS = (
     click.option(
         "--factor", "factors", multiple=True, metavar="NAME=A,B", help="The levels of any factor; repeatable."
     ),
-    click.option(
-        "--limit", "-n", type=int, metavar="N", help="N questions in all, balanced over categories."
-    ),
     click.option("--max-new-tokens", type=int, metavar="N", help="Most tokens of an answer."),
     click.option("--prompts", metavar="FILE", help="Prompt formats of your own (YAML)."),
     click.option("--batch-size", metavar="N", help="Rows decoded together, or auto."),
@@ -78,7 +75,11 @@ SPEC_OPTIONS = (
     click.option("--quantization", metavar="KIND", help="none, 8bit or 4bit (bitsandbytes)."),
     click.option("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1 …"),
     click.option(
-        "--deterministic", is_flag=True, default=None, help="A fixed batch size and float32 arithmetic."
+        "--deterministic",
+        is_flag=False,
+        flag_value="true",
+        type=bool,
+        help="One row at a time, in float32: no answer can depend on its batch.",
     ),
 )
 

@@ -19,6 +19,7 @@ class TerminalProgress:
     """
 
     LINE_EVERY = 15.0
+    SURE_FROM = 50
 
     def __init__(self, quiet: bool = False) -> None:
         from rich.console import Console
@@ -81,8 +82,9 @@ class TerminalProgress:
     def _text(self) -> str:
         elapsed = time.monotonic() - self._started
         rate = self._new / elapsed if elapsed > 0 else 0.0
-        left = (self._draws - self._draws_done) / rate if rate else None
-        time_left = f"{_duration(left)} left" if left is not None else "…"
+        # The first answers come late and would promise a wait of hours.
+        sure = self._new >= min(self.SURE_FROM, self._draws - self._draws_done + self._new)
+        time_left = f"{_duration((self._draws - self._draws_done) / rate)} left" if rate and sure else "…"
         return (
             f"{self._draws_done:,}/{self._draws:,} answers · {self._runs_done:,}/{self._runs:,} runs · "
             f"{rate:.1f} answers/s · {time_left}"

@@ -13,5 +13,4 @@ from prose. `parse_answer` is the one entry point.
 from persona_mlflow.parsing.parser import parse_answer
 from persona_mlflow.parsing.result import STATUSES, ParsedAnswer, Status
 
-
 __all__ = ["STATUSES", "ParsedAnswer", "Status", "parse_answer"]

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import re
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from persona_mlflow.parsing.cleaning import Clean
 from persona_mlflow.parsing.options import OptionTable
-from persona_mlflow.parsing.rules import COMPILED
-
+from persona_mlflow.parsing.rules import COMPILED, CUE_WORDS
 
 Verdict = Literal["ok", "ambiguous", "out_of_range", "cut"]
 
-_TRIGGER = COMPILED["trigger_lower"]
+_WORD = COMPILED["word_lower"]
+_CUE = COMPILED["cue_lower"]
+_CUE_CJK = COMPILED["cue_cjk"]
+_CUE_WIDE = re.compile(r"(?P<noun>उत्तर|คำตอบ)")  # scripts whose vowel signs split a word
 _COMMITS = {
-    "noun": COMPILED["noun_lower"],
-    "choice": COMPILED["noun_lower"],
-    "cjk": COMPILED["noun_lower"],
     "verb": COMPILED["verb_lower"],
     "pick": COMPILED["verb_lower"],
     "turn": COMPILED["turn_lower"],
     "hence": COMPILED["hence_lower"],
-    "boxed": COMPILED["boxed_lower"],
 }
-_LINK = COMPILED["link_lower"]
+_CLAUSE = COMPILED["clause_lower"]
+_COLON = COMPILED["colon_lower"]
+_DASH = re.compile(r"\s*+-+>?\s++")
+_IS = COMPILED["is_lower"]
+_LETTER = COMPILED["letter_lower"]
+_MOST_CUES = 4000  # far more than any reply of some thousand tokens has; bounds the work on a runaway one
 _GOOD = COMPILED["good_lower"]
 _SUBJECT = COMPILED["subject"]
 _PAIR_BEFORE = COMPILED["pair_before"]
@@ -41,9 +43,15 @@ _CLAUSE_BREAK = COMPILED["clause_break_lower"]
 _CHOICE_GAP = COMPILED["choice_gap_lower"]
 _TURN_WORD = re.compile(r"\b(?:no|wait|actually|sorry|correction|instead|rather|however|scratch|hmm)\b")
 _LISTED = COMPILED["listed"]
-_NAMED = COMPILED["named"]
-_BOX = re.compile(r"box(?:ed)?\s*+\{[\s{(\"']*+")
+_BRACKETED = COMPILED["bracketed"]
+_OPTION_WORD = COMPILED["option_word"]
+_PAIR = COMPILED["pair"]
 _DELIMITER = re.compile(r"[)\]}>\"',;:.]*+[^\S\n]*+(?:-+>?[^\S\n]++|[=:][^\S\n]*+)?[\"'(\[{]*+")
+_ARTICLE = re.compile(r" [a-z]")
+_CONTRAST = re.compile(r" *(?:,|not )")
+_STOPS = re.compile(r"[\"'.!}\]]*+\s*+(?:$|\n|</)")
+_CLOSES = re.compile(r"[)\]}\"'.]*+\s*+(?:$|\n|[.,;!](?!\w)|because\b|since\b|and\b|or\b|/)")
+_BRACKET_AFTER = re.compile(r"[\"'.]*\s*\((?:[Oo]ption )?([A-Z])\)")
 _QUESTION = re.compile(r"[)\]}\"'.]*+\s?\?")
 _DANGLING = re.compile(r"[)\]}\"']*\s*(?:,|/|\bor|\band|-)?\s*$")
 _NO_WORD = re.compile(r"\W*\Z")
@@ -119,8 +127,12 @@ def read_letter(reply: Clean, table: OptionTable, at: int, kind: str, *, finishe
     valid = letter in table.letters
     if kind in ("colon", "is", "boxed"):  # "C major", where that is an option's text
         found, end = table.match(text, at)
-        if found and (end > after or not valid) and (not valid or attached(reply, table, letter, after)[0] != "own"):
-            if letter not in found and text[after : after + 1] in " -" or not valid:
+        if (
+            found
+            and (end > after or not valid)
+            and (not valid or attached(reply, table, letter, after)[0] != "own")
+        ):
+            if (letter not in found and text[after : after + 1] in " -") or not valid:
                 return Claim(found[0], "ok" if len(found) == 1 else "ambiguous", at, end, kind)
     if _QUESTION.match(text, after):
         return None
@@ -129,21 +141,24 @@ def read_letter(reply: Clean, table: OptionTable, at: int, kind: str, *, finishe
     relation, _ = attached(reply, table, letter, after) if valid else ("none", after)
     ends = bool(_LETTER_END.match(text, after))
     if text[at].islower():
-        if not (opened and closed) and not (closed and kind in ("colon", "boxed")):
-            stops = bool(re.compile(r"[\"'.!}\]]*+\s*+(?:$|\n|</)").match(text, after))
-            if kind not in ("colon", "boxed", "is") or not (
-                stops or (kind == "colon" and letter not in "AI" and (ends or _REASON_WORD.match(text, after)))
-            ):
-                return None
+        bracketed = closed and (opened or kind in ("colon", "boxed", "is"))
+        if not bracketed and not _lower_counts(text, letter, after, kind, ends=ends):
+            return None
     elif not ends and relation != "own":
         if kind in ("verb", "hence", "turn"):
             if not _REASON_WORD.match(text, after):
                 return None
         elif not _FUNCTION_WORD.match(text, after) and not _PAIR_AFTER.match(text, after):
             follows = text[after : after + 2]
-            if letter in "AI" or not valid or len(follows) < 2 or follows[0] != " " or not follows[1].isupper():
+            if (
+                letter in "AI"
+                or not valid
+                or len(follows) < 2
+                or follows[0] != " "
+                or not follows[1].isupper()
+            ):
                 return None
-    if relation == "none" and _NEGATED_AFTER.match(reply.lower, after) and not text[after:].lstrip(" ").startswith((",", "not ")):
+    if relation == "none" and _NEGATED_AFTER.match(reply.lower, after) and not _CONTRAST.match(text, after):
         return None
     several = _others(text, table, letter, after)
     if several:
@@ -151,7 +166,7 @@ def read_letter(reply: Clean, table: OptionTable, at: int, kind: str, *, finishe
             return None  # "A, B, C or D": a template or an instruction that names every option
         return Claim(letter, "ambiguous", at, after, kind)
     if not finished and _DANGLING.fullmatch(text, after) and not closed:
-        tail = text[after:].strip(" \n\"')]}")
+        tail = text[after : after + 40].strip(" \n\"')]}")
         if tail in (",", "/", "or", "and", "-") or (kind != "colon" and tail == "" and kind != "boxed"):
             return Claim(letter, "cut", at, after, kind)
     if not valid:
@@ -161,15 +176,26 @@ def read_letter(reply: Clean, table: OptionTable, at: int, kind: str, *, finishe
     return Claim(letter, "ambiguous" if relation == "other" else "ok", at, after, kind)
 
 
+def _lower_counts(text: str, letter: str, after: int, kind: str, *, ends: bool) -> bool:
+    """Whether a lower-case letter without brackets is an answer: it must close what is said."""
+    stops = bool(_STOPS.match(text, after))
+    if letter in "AI":  # the article, the pronoun
+        return stops and kind in ("colon", "boxed", "is")
+    return stops or (kind == "colon" and (ends or bool(_REASON_WORD.match(text, after))))
+
+
 def _others(text: str, table: OptionTable, letter: str, after: int) -> set[str]:
     """Further letters joined to the one before ``after``: "A and B", "B/C", "A, B or C"."""
     others: set[str] = set()
-    while match := _PAIR_AFTER.match(text, after):
+    for _ in range(12):
+        match = _PAIR_AFTER.match(text, after)
+        if not match:
+            break
         other = match["letter"]
         after = match.end("letter")
         if match["verb"] and match["joint"][0] in ",a":
             break
-        if other in "AI" and re.match(r" [a-z]", text[after:]) and not _FUNCTION_WORD.match(text, after):
+        if other in "AI" and _ARTICLE.match(text, after) and not _FUNCTION_WORD.match(text, after):
             break  # the article or the pronoun
         if other not in table.letters and other not in "ABCDEFGHIJ":
             break
@@ -189,7 +215,12 @@ def _is_listing(text: str, table: OptionTable, letter: str, after: int) -> bool:
     if inline[: len(wanted)] == wanted:
         return True
     first = _LISTED.search(text, end, end + 12)
-    return bool(first and first[1] == table.letters[1] and text[after:end].strip(" .):]") and not text[end : first.start()].strip(" \n-*•"))
+    return bool(
+        first
+        and first[1] == table.letters[1]
+        and text[after:end].strip(" .):]")
+        and not text[end : first.start()].strip(" \n-*•")
+    )
 
 
 def _denied(lower: str, start: int) -> bool:
@@ -208,7 +239,7 @@ def _from_text(reply: Clean, table: OptionTable, at: int, kind: str) -> Claim | 
     found, end = table.match(reply.text, at)
     if not found or _QUESTION.match(reply.text, end):
         return None
-    letter = re.compile(r"[\"'.]*\s*\((?:[Oo]ption )?([A-Z])\)").match(reply.text, end)
+    letter = _BRACKET_AFTER.match(reply.text, end)
     if len(found) > 1 or (letter and letter[1] != found):
         return Claim(found[0], "ambiguous", at, end, kind)
     begin = at
@@ -240,13 +271,26 @@ def _good(reply: Clean, table: OptionTable, at: int) -> Claim | None:
         pass
     if last is None or last[1] not in table.letters or _denied(reply.lower, last.start()):
         return None
-    relation, end = attached(reply, table, last[1], last.end(1))
     said = reply.text[last.end() : at]
     words = table.text_tokens_at(reply.text, last.end(), last[1])
     if words > last.end() and _NO_WORD.match(reply.text[words:at]) and "\n" not in said.strip():
         return Claim(last[1], "ok", last.start(1), last.end(1), "good")
-    del relation, end
     return None
+
+
+def find_cues(lower: str) -> list[re.Match[str]]:
+    """Find the words around which a commitment may be worded, in order."""
+    match_cue = _CUE.match
+    cues = [
+        cue
+        for word in _WORD.finditer(lower)
+        if word[0] in CUE_WORDS and (cue := match_cue(lower, word.start()))
+    ]
+    if not lower.isascii():
+        cues += _CUE_CJK.finditer(lower)
+        cues += _CUE_WIDE.finditer(lower)
+        cues.sort(key=re.Match.start)
+    return cues
 
 
 def claims_backwards(reply: Clean, table: OptionTable, *, finished: bool) -> Iterator[Claim]:
@@ -257,18 +301,19 @@ def claims_backwards(reply: Clean, table: OptionTable, *, finished: bool) -> Ite
         table: The options.
         finished: Whether the model ended its turn.
     """
-    for trigger in reversed(list(_TRIGGER.finditer(reply.lower))):
-        if table.lower and table.covers(reply.lower, trigger.start()):
+    cues = find_cues(reply.lower)[-_MOST_CUES:]
+    for cue in reversed(cues):
+        if table.lower and table.covers(reply.lower, cue.start()):
             continue  # the words of an option, not of the reply
-        claim = _at_trigger(reply, table, trigger, finished=finished)
+        claim = _at_cue(reply, table, cue, finished=finished)
         if claim is not None:
             yield claim
 
 
-def _at_trigger(reply: Clean, table: OptionTable, trigger: re.Match[str], *, finished: bool) -> Claim | None:
+def _at_cue(reply: Clean, table: OptionTable, cue: re.Match[str], *, finished: bool) -> Claim | None:
     lower = reply.lower
-    kind = trigger.lastgroup or ""
-    at = trigger.start()
+    kind = cue.lastgroup or ""
+    at = cue.start()
     if kind == "good":
         return _good(reply, table, at)
     if kind == "post":
@@ -277,37 +322,49 @@ def _at_trigger(reply: Clean, table: OptionTable, trigger: re.Match[str], *, fin
             return None
         start = max(0, at - 40) + match.start(1)
         return Claim(match[1], "ok" if match[1] in table.letters else "out_of_range", start, start + 1, kind)
-    if at and lower[at - 1] == "/" and kind == "noun":
+    if kind in ("verb", "pick", "turn", "hence"):
+        match = _COMMITS[kind].match(lower, at)
+        if not match or _denied(lower, at):
+            return None
+        link = "is" if kind == "pick" else kind
+        return read_letter(reply, table, match.start("letter"), link, finished=finished)
+    if kind == "noun" and at and lower[at - 1] == "/":
         return None  # a closing tag
-    match = _COMMITS[kind].match(lower, at) if kind != "boxed" else _COMMITS[kind].search(lower, at, at + 40)
     claim: Claim | None = None
-    if match and not _denied(lower, at):
-        spot = match.start("letter")
-        link = kind
-        if kind in ("noun", "choice", "cjk"):
-            link = "colon" if match["colon"] is not None else "is" if match["is"] is not None else "none"
-            gap = match["colon"] or match["is"] or ""
-            if _NEGATED_WORD.search(gap) or (kind == "choice" and not _choice_links(link, match["colon"])):
-                return None
-            if link == "none" and kind == "noun" and not _stands_alone(reply, table, spot):
-                return None
-        elif kind == "pick":
-            link = "is"
-        claim = read_letter(reply, table, spot, link, finished=finished)
-    if (claim is None or claim.verdict == "ambiguous") and table.texts and kind in ("noun", "choice", "cjk", "boxed"):
-        if _denied(lower, at):
-            return claim
-        link_match = _BOX.search(lower, at, at + 40) if kind == "boxed" else _LINK.match(lower, at)
-        if kind == "choice" and link_match and not _choice_links("is", link_match["colon"]):
-            return claim
-        if link_match and not _NEGATED_WORD.search(link_match[0]):
-            claim = _from_text(reply, table, link_match.end(), kind) or claim
-    return claim
+    for link, spot in _links(lower, cue, kind):
+        letter = _LETTER.match(lower, spot)
+        if letter and (link != "none" or _stands_alone(reply, table, letter.start("letter"))):
+            claim = read_letter(reply, table, letter.start("letter"), link, finished=finished)
+        if link != "none" and (claim is None or claim.verdict == "ambiguous"):
+            claim = _from_text(reply, table, spot, kind) or claim
+        if claim is not None:
+            return None if _denied(lower, at) else claim
+    return None
 
 
-def _choice_links(link: str, gap: str | None) -> bool:
-    """Whether "option", "choice", "letter" … introduces an answer, and not a look at the options."""
-    return link != "none" and (gap is None or bool(_CHOICE_GAP.match(gap.rstrip(":=>→- \n\"'"))))
+def _links(lower: str, cue: re.Match[str], kind: str) -> Iterator[tuple[str, int]]:
+    """Yield how an answer word leads on, and where the answer would begin: "is", a colon, or nothing."""
+    start = cue.end()
+    if kind == "boxed":
+        yield "boxed", start
+        return
+    clause = _CLAUSE.match(lower, start)
+    end = clause.end() if clause else start
+    denied = _NEGATED_WORD.search(lower, start, end)
+    limit = denied.start() if denied else end
+    for match in _IS.finditer(lower, start, min(len(lower), end + 40)):
+        if match.start() <= limit:
+            yield "is", match.end()
+    dash = _DASH.match(lower, start)
+    if dash:
+        yield "colon", dash.end()
+    colon = _COLON.match(lower, end)
+    gap = lower[start:end]
+    if colon and not denied and len(gap) <= 60 and "," not in gap:
+        if kind != "choice" or _CHOICE_GAP.match(gap.strip(" \n\"')]")):
+            yield "colon", colon.end()
+    if kind != "choice":
+        yield "none", start
 
 
 def _stands_alone(reply: Clean, table: OptionTable, at: int) -> bool:
@@ -318,7 +375,7 @@ def _stands_alone(reply: Clean, table: OptionTable, at: int) -> bool:
     letter = text[at]
     if letter in table.letters and attached(reply, table, letter, at + 1)[0] == "own":
         return True
-    return bool(re.compile(r"[)\]}\"'.]*+\s*+(?:$|\n|[.,;!](?!\w)|because\b|since\b|and\b|or\b|/)").match(text, at + 1))
+    return bool(_CLOSES.match(text, at + 1))
 
 
 def final_claim(reply: Clean, table: OptionTable, *, finished: bool) -> Claim | None:
@@ -343,10 +400,15 @@ def final_claim(reply: Clean, table: OptionTable, *, finished: bool) -> Claim | 
 
 
 def named_letters(reply: Clean, table: OptionTable) -> set[str]:
-    """The options that a reply names anywhere by a bracketed letter, "option B" or "A or B"."""
+    """The options, two at most, that a reply names by a bracketed letter, "option B" or "A or B"."""
     names: set[str] = set()
-    for match in _NAMED.finditer(reply.text):
-        names.add(match[match.lastindex or 0])
-        if len(names) > 40:
-            break
-    return names & set(table.letters)
+    for pattern in (_BRACKETED, _OPTION_WORD, _PAIR):
+        for match in pattern.finditer(reply.text):
+            names.update(
+                x
+                for x in (match[1], match[0][0])
+                if x in table.letters and (x == match[1] or pattern is _PAIR)
+            )
+            if len(names) > 1:
+                return names
+    return names

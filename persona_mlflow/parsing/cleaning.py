@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-
 from bisect import bisect_right
 from dataclasses import dataclass
-
 
 # Reasoning traces: <think>, <thinking>, <thought>, [THINK] (Magistral), ◁think▷ (Kimi).
 _TRACE = re.compile(r"[<\[◁](/?)(?:think(?:ing)?|thought)[>\]▷]", re.IGNORECASE)
@@ -45,7 +43,10 @@ def _one_to_one() -> dict[int, str]:
         for base in (0x1F130, 0x1F150, 0x1F170):
             table[base + code] = chr(65 + code)
     for characters, plain in (
-        ("\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000\t", " "),
+        (
+            "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000\t",
+            " ",
+        ),
         ("\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029", "\n"),
         ("“”„‟«»″", '"'),
         ("‘’‚‛ʼ′", "'"),

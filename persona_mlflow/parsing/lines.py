@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import re
-
 from dataclasses import dataclass
 
-from persona_mlflow.parsing.claims import Claim, attached, read_letter
+from persona_mlflow.parsing.claims import Claim, attached, named_letters, read_letter
 from persona_mlflow.parsing.cleaning import Clean
 from persona_mlflow.parsing.options import OptionTable
 from persona_mlflow.parsing.rules import COMPILED
 
-
+_FIXED_FORM = COMPILED["fixed_form"]
 _LINE = COMPILED["lettered_line"]
 _ANALYSIS = COMPILED["analysis_lower"]
 _NEGATED_AFTER = COMPILED["negated_after_lower"]
 _REASON_WORD = COMPILED["reason_word"]
 _PAIR_AFTER = COMPILED["pair_after"]
-_NAMED = COMPILED["named"]
+_BRACKETED = COMPILED["bracketed"]
 _LAST_SENTENCE = re.compile(r"[a-z)\d]{3}[.!][\"')]*\s+[\"'(\[]*([A-Z])[)\]\"'.!]*\s*\Z")
 _DENIAL = re.compile(
     r"\b(?:not|never|neither|nor|cannot|eliminat\w*|exclud\w*|rul\w+ out|reject\w*|discard\w*|avoid\w*|except|unlike|wrong|incorrect"
     r"|false)\b|n't\b"
 )
+_LONE_LETTER = re.compile(r"[-(\[ ]*([A-Z])[)\].]*")
+_BULLET = re.compile(r"[ >#+•\d.)-]*+")
+_ENDS = re.compile(r"[\"')\]]*+\s*+(?:[.!]|$)|\n")
 _MANY = 500
 
 
@@ -72,10 +74,17 @@ def lettered_lines(reply: Clean, table: OptionTable) -> list[Line]:
             continue
         alone = not rest
         relation = "none" if alone else attached(reply, table, letter, at + 1)[0]
+        other = _LONE_LETTER.fullmatch(rest)
+        if other and other[1] != letter and relation == "none":
+            relation = "other"  # "A: B"
         delimited = bool(match["close"] or match["mark"] or match["word"] or text.startswith(" - ", at + 1))
         if not alone and relation != "own" and not delimited and not _REASON_WORD.match(text, at + 1):
             continue
-        if match["mark"][:1] in (",", ";", "!") and relation != "own" and not _REASON_WORD.match(text, at + 1):
+        if (
+            match["mark"][:1] in (",", ";", "!")
+            and relation != "own"
+            and not _REASON_WORD.match(text, at + 1)
+        ):
             continue
         if relation == "none" and _NEGATED_AFTER.match(reply.lower, at + 1):
             continue
@@ -85,6 +94,14 @@ def lettered_lines(reply: Clean, table: OptionTable) -> list[Line]:
         if len(lines) >= _MANY:
             break
     return lines
+
+
+def fixed_form(reply: Clean, table: OptionTable) -> Claim | None:
+    """A last line ``ANSWER: B``, the form that the prompts ask for: nothing in a reply outweighs it."""
+    match = _FIXED_FORM.search(reply.text, max(0, len(reply.text) - 60))
+    if not match or match["letter"] not in table.letters:
+        return None
+    return Claim(match["letter"], "ok", match.start("letter"), match.end("letter"), "line")
 
 
 def whole_letter(reply: Clean, table: OptionTable) -> Claim | None:
@@ -139,7 +156,10 @@ def standing_line(reply: Clean, table: OptionTable, lines: list[Line], *, finish
     line = chosen[-1]
     if len(letters) > 1:
         return Claim(line.letter, "ambiguous", line.at, line.at + 1, "line") if finished else None
-    first = not reply.text[: line.at].strip(" \n([{\"'<>#+-") or reply.text[: line.at].strip().lower() in ("option", "choice")
+    first = not reply.text[: line.at].strip(" \n([{\"'<>#+-") or reply.text[: line.at].strip().lower() in (
+        "option",
+        "choice",
+    )
     last = not reply.text[line.end :].strip()
     if line.relation == "other":
         cut_off = not finished and last
@@ -168,13 +188,13 @@ def standing_text(reply: Clean, table: OptionTable, *, finished: bool) -> Claim 
     if not finished or "\n" not in text.strip():
         return None
     said: dict[str, tuple[int, int]] = {}
-    spots = [(m.start(), m.end()) for m in re.finditer(r"\S[^\n]*", text)]
+    spots = [(m.start(), m.end()) for m in re.finditer(r"\S[^\n]*+", text[:40_000])]
     for begin, stop in (spots[0], spots[-1]):
         found, end = table.match(text, begin)
         if len(found) == 1 and end <= stop and not text[end:stop].strip(" .!\"')"):
             said.setdefault(found, (begin, end))
     for begin, stop in spots[1 : min(len(spots) - 1, _MANY)]:
-        bare = re.compile(r"[ >#+•\d.)-]*").match(text, begin)
+        bare = _BULLET.match(text, begin)
         found, end = table.match(text, bare.end() if bare else begin)
         if found and end <= stop and not text[end:stop].strip(" .!\"')"):
             said.setdefault(found[0], (begin, end))
@@ -189,20 +209,26 @@ def single_mention(reply: Clean, table: OptionTable) -> Claim | None:
     """The only option that is named, in brackets and beside its own text, in a sentence that ends there."""
     if not table.texts:
         return None
-    found = list(_NAMED.finditer(reply.text))
-    if not found or len({m[m.lastindex or 0] for m in found}) != 1 or not found[-1][1]:
+    match = None
+    for found in _BRACKETED.finditer(reply.text):
+        if match is not None and found[1] != match[1]:
+            return None
+        match = found
+    if match is None or match[1] not in table.letters or not named_letters(reply, table) <= {match[1]}:
         return None
-    match = found[-1]
     letter = match[1]
-    if letter not in table.letters:
-        return None
     line = reply.lower.rfind("\n", 0, match.start()) + 1
     sentence = max(line, reply.lower.rfind(". ", 0, match.start()) + 1)
     relation, end = attached(reply, table, letter, match.end(1))
     if relation == "other":
         return Claim(letter, "ambiguous", match.start(1), match.end(1), "mention")
+    if relation == "none":  # "Berlin (B)"
+        bare = _BULLET.match(reply.text, line)
+        found, end = table.match(reply.text, bare.end() if bare else line)
+        if found == letter and not reply.text[end : match.start()].strip(" \"'.,-"):
+            relation, end = "own", match.end()
     if relation != "own" or _DENIAL.search(reply.lower, sentence, match.start()):
         return None
-    if not re.compile(r"[\"')\]]*\s*(?:[.!]|\n|$)").match(reply.text, end):
+    if not _ENDS.match(reply.text, end):
         return None
     return Claim(letter, "ok", match.start(1), match.end(1), "mention")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,14 +12,14 @@ from persona_mlflow.errors import UserError
 from persona_mlflow.parsing.cleaning import clean
 from persona_mlflow.parsing.rules import COMPILED
 
-
 # Words, numbers and the symbols that carry meaning; other punctuation is skipped. A hyphen between two
 # letters is no more than a space, a minus sign is kept.
 _TOKEN = re.compile(
     r"\.?\d+(?:[.,]\d+)*|[^\W\d_](?:[^\W_]|[\u0300-\u036f])*"
     r"|(?<![^\W\d_])-(?=\S)|-(?=\d)|[+/^=<>%°±×÷√≤≥≠≈∞∪∩|&#@¬∧∨→¹²³⁴⁵⁶⁷⁸⁹⁰]"
 )
-_TRIGGER = COMPILED["trigger_lower"]
+_ANSWER_WORDING = COMPILED["cue_lower"]
+_CJK_WORDING = COMPILED["cue_cjk"]
 _ARTICLES = frozenset({"a", "an", "the"})
 
 # What may follow an option's text for the text to be all that is said: the end of the line or sentence,
@@ -67,11 +66,12 @@ class Words:
             self.ends.append(match.end())
         return len(self.raw)
 
-
     def skips(self, text: str) -> tuple[int, ...]:
         """How many leading words may be left out: an article before a word, "A)" is none."""
         end = self.ends[0]
-        article = self.folded[0] in _ARTICLES and text[end : end + 1] == " " and text[end + 1 : end + 2].isalnum()
+        article = (
+            self.folded[0] in _ARTICLES and text[end : end + 1] == " " and text[end + 1 : end + 2].isalnum()
+        )
         return (0, 1) if article else (0,)
 
 
@@ -92,6 +92,7 @@ class OptionTable:
         texts: Option texts, cleaned; empty where only letters are known.
         raw: Tokens of each option text as written.
         folded: The same, case and thousands separators folded, a leading article left out.
+        heads: The first tokens of the option texts, articles included.
         longest: Most tokens of any option text.
         lower: Those option texts, in lower case, that hold the wording of an answer themselves.
     """
@@ -100,8 +101,16 @@ class OptionTable:
     texts: tuple[str, ...]
     raw: tuple[tuple[str, ...], ...]
     folded: tuple[tuple[str, ...], ...]
+    heads: frozenset[str]
     longest: int
     lower: tuple[str, ...]
+
+    def _may_start(self, text: str, start: int) -> bool:
+        """Whether the first token from an offset on is one that an option text starts with."""
+        if not self.texts:
+            return False
+        token = _TOKEN.search(text, start)
+        return token is not None and _folded(token[0]) in self.heads
 
     def match(self, text: str, start: int, *, whole: bool = False) -> tuple[str, int]:
         """Find the option whose text stands at an offset.
@@ -115,7 +124,7 @@ class OptionTable:
             The letters of the options that match there over the most words (several where option texts
             are duplicates, empty where none match), and where the match ends.
         """
-        if not self.texts:
+        if not self._may_start(text, start):
             return "", start
         words = Words(text, start, len(text))
         if not words.read(1):
@@ -146,7 +155,7 @@ class OptionTable:
 
     def prefix(self, text: str, start: int, end: int) -> str:
         """Return the letters of the options whose text begins with the words of ``text[start:end]``."""
-        if not self.texts:
+        if not self._may_start(text, start):
             return ""
         words = Words(text, start, end)
         if not words.read(1):
@@ -163,7 +172,7 @@ class OptionTable:
 
     def text_tokens_at(self, text: str, start: int, letter: str) -> int:
         """Return where the words of one option's text end, ``start`` where they do not stand there."""
-        if not self.texts:
+        if not self._may_start(text, start):
             return start
         tokens = self.folded[self.letters.index(letter)]
         words = Words(text, start, len(text))
@@ -205,7 +214,9 @@ def option_table(options: Mapping[str, str] | Sequence[str]) -> OptionTable:
 def _table(letters: tuple[str, ...], texts: tuple[str, ...]) -> OptionTable:
     wrong = [x for x in letters if not (isinstance(x, str) and len(x) == 1 and "A" <= x <= "Z")]
     if wrong or not letters or len(set(letters)) != len(letters):
-        what = f"{wrong[0]!r} is no option letter" if wrong else f"the letters {letters!r} are empty or repeat"
+        what = (
+            f"{wrong[0]!r} is no option letter" if wrong else f"the letters {letters!r} are empty or repeat"
+        )
         raise UserError(f"options: {what}; give distinct capital letters, e.g. 'ABCD' or {{'A': 'text', …}}")
     not_text = [x for x, text in zip(letters, texts, strict=bool(texts)) if not isinstance(text, str)]
     if not_text:
@@ -217,6 +228,11 @@ def _table(letters: tuple[str, ...], texts: tuple[str, ...]) -> OptionTable:
         texts=cleaned,
         raw=tuple(raw for raw, _ in pairs),
         folded=tuple(folded for _, folded in pairs),
+        heads=_ARTICLES | {folded[0] for _, folded in pairs if folded},
         longest=max((len(folded) for _, folded in pairs), default=0),
-        lower=tuple(text.lower() for text in cleaned if _TRIGGER.search(text.lower())),
+        lower=tuple(
+            text.lower()
+            for text in cleaned
+            if _ANSWER_WORDING.search(text.lower()) or _CJK_WORDING.search(text.lower())
+        ),
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from persona_mlflow.parsing.claims import Claim, final_claim, named_letters
 from persona_mlflow.parsing.cleaning import Clean, clean, reply_start
 from persona_mlflow.parsing.lines import (
+    fixed_form,
     last_line,
     lettered_lines,
     single_mention,
@@ -62,11 +63,15 @@ def parse_answer(
 
 
 def _commitment(reply: Clean, table: OptionTable, *, finished: bool) -> Claim | None:
-    whole = whole_letter(reply, table)
+    whole = fixed_form(reply, table) or whole_letter(reply, table)
     if whole is not None and whole.verdict == "ok":
         return whole
     text = standing_text(reply, table, finished=True) if len(reply.text) < 2000 else None
-    if text is not None and text.end >= len(reply.text.rstrip(" \n.!\"')")) and not reply.text[: text.start].strip():
+    if (
+        text is not None
+        and text.end >= len(reply.text.rstrip(" \n.!\"')"))
+        and not reply.text[: text.start].strip()
+    ):
         return text
     if whole is not None and whole.verdict == "out_of_range":
         return whole

@@ -1,13 +1,14 @@
 """Tell a reply that declines, or does not know, from prose that merely uses such words."""
 
+# ruff: noqa: E501 (tables of patterns, one a line)
+
 from __future__ import annotations
 
 from persona_mlflow.parsing.rules import Pattern, compile_patterns
 
-
 _PREAMBLE = (
     r"(?:(?:i'?m |i am |we are )?(?:so |very |really |truly )?(?:sorry|afraid)(?: to say| about that)?|my apologies|i apologi[sz]e[^.!?\n,;]{0,40}"
-    r"|apologies|unfortunately|regrettably|honestly|well|hmm+|oh|thank you[^.!?\n,;]{0,40}|thanks|to be honest|frankly"
+    r"|apologies|unfortunately|regrettably|honestly|well|hmm+|oh|no(?=[,.])|thank you[^.!?\n,;]{0,40}|thanks|to be honest|frankly"
     r"|as an? [^.!?\n,;]{1,60}|being an? [^.!?\n,;]{1,60}|while i [^.!?\n,;]{1,80}|i understand [^.!?\n,;]{1,80}"
     r"|actually|i think(?: that)?|i(?:'m| am) an? [^.!?\n,;]{1,60})"
     r"(?:[,.;:!\s-]+(?:but|and|so|that)?\s*)"
@@ -32,14 +33,28 @@ _REFUSAL = compile_patterns(
             r"|sorry[,.]? (?:i )?can(?:no|')t\b|(?:can(?:no|')t|cannot|unable to) (?:answer|help|assist|comply|respond)\b|request (?:denied|refused)"
             r")",
             (
-                "i'm sorry, but i can't help with that.", "as an ai language model, i cannot choose.", "i don't know.",
-                "don't know", "i refuse.", "i do not know which one", "i am unable to provide an answer",
-                "i'm sorry, but as an ai, i do not have personal opinions.", "i must decline", "i cannot answer this",
+                "i'm sorry, but i can't help with that.",
+                "as an ai language model, i cannot choose.",
+                "i don't know.",
+                "don't know",
+                "i refuse.",
+                "i do not know which one",
+                "i am unable to provide an answer",
+                "i'm sorry, but as an ai, i do not have personal opinions.",
+                "i must decline",
+                "i cannot answer this",
             ),
             (
-                "actually, i am unsure", "error: rate limited", "i can't stress enough that paris is big",
-                "she said she doesn't know.", "i don't know much about rivers but it flows", "i refuse the premise",
-                "as an ai researcher, she studies models.", "don't panic", "i cannot think of a finer river", "paris is nice",
+                "actually, i am unsure",
+                "error: rate limited",
+                "i can't stress enough that paris is big",
+                "she said she doesn't know.",
+                "i don't know much about rivers but it flows",
+                "i refuse the premise",
+                "as an ai researcher, she studies models.",
+                "don't panic",
+                "i cannot think of a finer river",
+                "paris is nice",
             ),
         ),
         Pattern(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
-
 Status = Literal[
     "ok",
     "empty",

@@ -33,7 +33,9 @@ def requests(count: int = 8, temperatures: Sequence[float] = (0.0, 0.5, 1.0)) ->
         Request(
             system=f"You are {persona}.",
             user="What is the capital of " + "France or Rome or " * i + f"Berlin {i}?",
-            draws=tuple(Draw((persona, i, t), t, 1000 * i + int(10 * t) + len(persona)) for t in temperatures),
+            draws=tuple(
+                Draw((persona, i, t), t, 1000 * i + int(10 * t) + len(persona)) for t in temperatures
+            ),
         )
         for persona in ("a chef", "an elderly person")
         for i in range(count)
@@ -306,7 +308,9 @@ def test_G20_real_model_gives_the_same_answers_at_any_batch_size() -> None:
     wanted = [
         Request(
             f"You are {persona}.",
-            f"What is {i} + {i}?" + " Take your time." * i + f"\n(A) {i}\n(B) {2 * i}\n(C) 0\n\nReason step by step.",
+            f"What is {i} + {i}?"
+            + " Take your time." * i
+            + f"\n(A) {i}\n(B) {2 * i}\n(C) 0\n\nReason step by step.",
             tuple(Draw((persona, i, t), t, 100 * i + int(10 * t)) for t in (0.0, 0.5, 1.0)),
         )
         for persona in ("a chef", "a lawyer")
@@ -318,4 +322,6 @@ def test_G20_real_model_gives_the_same_answers_at_any_batch_size() -> None:
         assert run(engine, random.Random(1).sample(wanted, len(wanted))) == reference
     for request in wanted[:2]:
         tokens = generated_by_the_library(engine, request)
-        assert reference[request.draws[0].key].text == engine._tokenizer.decode(tokens, skip_special_tokens=True)
+        assert reference[request.draws[0].key].text == engine._tokenizer.decode(
+            tokens, skip_special_tokens=True
+        )

@@ -31,7 +31,9 @@ def test_splitmix64_is_the_published_one() -> None:
 
 
 def test_noise_is_standard_gumbel() -> None:
-    noise = gumbel_noise(torch.arange(200), torch.zeros(200, dtype=torch.long), torch.arange(50).expand(200, 50))
+    noise = gumbel_noise(
+        torch.arange(200), torch.zeros(200, dtype=torch.long), torch.arange(50).expand(200, 50)
+    )
     assert stats.kstest(noise.flatten().numpy(), stats.gumbel_r.cdf).pvalue > 0.001
     # Over steps, too, and not the same from one step to the next.
     steps = gumbel_noise(torch.full((500,), 7), torch.arange(500), torch.arange(20).expand(500, 20))
@@ -41,7 +43,9 @@ def test_noise_is_standard_gumbel() -> None:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (6, 1.0), (8, 0.8)])
-def test_G14_draws_follow_the_softmax_of_the_warped_logits(temperature: float, top_k: int, top_p: float) -> None:
+def test_G14_draws_follow_the_softmax_of_the_warped_logits(
+    temperature: float, top_k: int, top_p: float
+) -> None:
     torch.manual_seed(3)
     logits = torch.randn(1, 12) * 1.5
     warped = logits / temperature

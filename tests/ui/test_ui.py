@@ -36,7 +36,7 @@ COMPLETIONS = [["The answer is B.", "C"], ["I would say (A)", "D, of course"]]
 TABLE = "evaluation/answers.json"
 OTHER_CHILDREN = 110  # more than the UI loads at once, which is 100
 
-# Every row that the grid shows, in order, as {column id: text}. The pinned part and the rest are two elements.
+# Each row of the grid, in order, as {column id: text}; its pinned part and the rest are two elements.
 READ_GRID = """() => {
   const rows = {};
   for (const cell of document.querySelectorAll('.ag-row .ag-cell[col-id]')) {
@@ -191,27 +191,31 @@ def test_compare_page_shows_two_cells_side_by_side(site: Site, tmp_path: Path) -
     with chromium_page(1600, 2200) as page:
         page.goto(ui.compare_url(site.url, [site.experiment_id] * 2, site.child_ids[1:3]))
         page.get_by_text("Comparing 2 Runs from 1 Experiment").wait_for()
-        for name in [*PARAMS, "accuracy"]:
+        for name in PARAMS:
             page.get_by_role("row").filter(has=page.get_by_text(name, exact=True)).first.wait_for()
-        page.screenshot(path=tmp_path / "compare.png")
-        text = page.get_by_role("row").all_inner_texts()
-        table = {
-            cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in map(str.splitlines, text)
-        }
-        table = {
-            row.split("\t")[0].strip(): [c.strip() for c in row.replace("\n", "").split("\t")[1:]]
-            for row in text
-        }
+        rows = [row.replace("\n", "").split("\t") for row in page.get_by_role("row").all_inner_texts()]
+        table = {row[0]: row[1:] for row in rows}
         for name in PARAMS:
             assert table[name] == [CHILDREN[1][name], CHILDREN[2][name]]
+        # Metrics are placed by coordinates: right of the metric's name and in the order of the runs.
+        metrics = page.locator(".ReactVirtualized__Grid")
+        spots = [
+            metrics.get_by_text(text, exact=True).bounding_box()
+            for text in ("accuracy", ACCURACY[1], ACCURACY[2])
+        ]
+        page.screenshot(path=tmp_path / "compare.png")
+        found = [spot for spot in spots if spot is not None]
+        assert len(found) == 3
+        assert found[0]["x"] < found[1]["x"] < found[2]["x"]
+        assert max(spot["y"] for spot in found) - min(spot["y"] for spot in found) < found[0]["height"]
 
 
 @pytest.mark.slow
 def test_evaluation_view_opens_the_table_of_answers(site: Site, tmp_path: Path) -> None:
     key = _apply(site, site.parent_id)
-    with chromium_page(1920, 1000) as page:
+    with chromium_page(2600, 1000) as page:  # the view draws the runs in sight only
         page.goto(ui.evaluation_url(site.url, site.experiment_id, key))
-        page.get_by_text(f"Table: {TABLE}").wait_for()
+        page.get_by_text(TABLE).first.wait_for()
         for completions in COMPLETIONS:
             for completion in completions:
                 page.get_by_text(completion, exact=True).first.wait_for()
@@ -284,7 +288,7 @@ def test_too_many_columns_for_a_tag_keep_the_envelope_and_then_are_refused() -> 
     assert len(value) <= 5000
     assert "selectedColumns" not in json.loads(value)
     assert _unpack(value)["selectedColumns"][:100] == [f"params.`{name}`" for name in many]
-    with pytest.raises(UserError, match=r"3002 columns.*show fewer params or metrics"):
+    with pytest.raises(UserError, match=r"3002 columns.*show fewer of them"):
         ui.shared_view("7", params=[f"factor_{n}" for n in range(3000)])
 
 
