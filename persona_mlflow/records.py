@@ -90,7 +90,7 @@ def make_child(
     rows = log.table().to_pylist()
     shutil.copyfile(log.parquet, folder / GENERATIONS)
     _write_parse_errors(rows, folder / PARSE_ERRORS)
-    _write_table(cell, rows, by_id, folder / ANSWERS)
+    _write_table(rows, by_id, folder / ANSWERS)
     return Child(
         cell=cell.key,
         name=cell.name,
@@ -117,14 +117,11 @@ def _write_parse_errors(rows: list[dict[str, Any]], path: Path) -> None:
                 file.write(json.dumps({key: row[key] for key in keys}, ensure_ascii=False) + "\n")
 
 
-def _write_table(cell: Cell, rows: list[dict[str, Any]], by_id: Mapping[str, Question], path: Path) -> None:
-    columns = ["question_id", "question", "category", "gold", "letter", "status", "correct", "text"]
+def _write_table(rows: list[dict[str, Any]], by_id: Mapping[str, Question], path: Path) -> None:
+    # The evaluation view groups by the first column and compares the second.
+    columns = ["question", "text", "letter", "gold", "status", "correct", "category", "question_id"]
     data = [
-        [
-            row["question_id"],
-            by_id[row["question_id"]].text,
-            *(row[column] for column in columns[2:]),
-        ]
+        [by_id[row["question_id"]].text, *(row[column] for column in columns[1:])]
         for row in rows[:TABLE_ROWS]
     ]
     path.write_text(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from persona_mlflow.errors import UserError
 from persona_mlflow.spec import digest, is_finite
+from persona_mlflow.ui import CHILD_RUN_TAGS
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -258,6 +259,7 @@ class Tracker:
             SPEC_HASH: self._spec_hash,
             ROLE: "cell",
             CELL: child.cell,
+            **CHILD_RUN_TAGS,
             "mlflow.loggedArtifacts": json.dumps([{"path": path, "type": "table"} for path in child.tables]),
         }
         if unfinished is None:

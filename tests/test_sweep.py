@@ -17,16 +17,13 @@ from persona_mlflow.outcomes import load_outcomes
 from persona_mlflow.tracking import resolve_tracking_uri
 
 
-
 def open_store() -> MlflowClient:
     """The store of the working directory."""
     return MlflowClient(resolve_tracking_uri(None))
 
 
 @pytest.fixture(scope="module")
-def finished(
-    lettered_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict[str, Any]]:
+def finished(lettered_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The small experiment, run once: its working directory and what `run --json` printed."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
@@ -82,7 +79,9 @@ def test_the_parent_carries_the_contract(store: MlflowClient, parent_id: str) ->
     }
 
 
-def test_G14_the_effective_decoding_is_an_artifact(store: MlflowClient, parent_id: str, tmp_path: Path) -> None:
+def test_G14_the_effective_decoding_is_an_artifact(
+    store: MlflowClient, parent_id: str, tmp_path: Path
+) -> None:
     settings = json.loads(Path(store.download_artifacts(parent_id, "engine.json", str(tmp_path))).read_text())
     expected = {"top_k": 50, "top_p": 1.0, "max_new_tokens": 1, "dtype": "float32", "device": "cpu"}
     assert expected.items() <= settings.items()
@@ -110,7 +109,9 @@ def test_M17_M25_every_child_carries_the_contract(store: MlflowClient, parent_id
         assert {"accuracy", "parse_error_rate", "tokens/prompt", "tokens/completion"} <= set(run.data.metrics)
         names = {artifact.path for artifact in store.list_artifacts(run.info.run_id)}
         assert names == {"generations.parquet", "parse_errors.jsonl", "answers.json"}
-    combinations = {(r.data.params["persona"], r.data.params["ppf"], r.data.params["temperature"]) for r in runs}
+    combinations = {
+        (r.data.params["persona"], r.data.params["ppf"], r.data.params["temperature"]) for r in runs
+    }
     assert len(combinations) == RUNS
 
 
@@ -158,12 +159,17 @@ def test_outcomes_are_the_same_from_ledger_run_and_experiment(store: MlflowClien
         assert from_ledger.equals(load_outcomes(source))
     for run in children(store, parent_id):
         where = {k: run.data.params[k] for k in ("persona", "ppf", "tpf")}
-        accuracy = from_ledger["correct"].sel(where).sel(temperature=float(run.data.params["temperature"])).mean()
+        accuracy = (
+            from_ledger["correct"].sel(where).sel(temperature=float(run.data.params["temperature"])).mean()
+        )
         assert accuracy.item() == pytest.approx(run.data.metrics["accuracy"])
 
 
 def test_R3_a_finished_experiment_runs_again_without_a_model(
-    store: MlflowClient, parent_id: str, finished: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    store: MlflowClient,
+    parent_id: str,
+    finished: tuple[Path, dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import persona_mlflow.engines.hf
 
@@ -248,7 +254,9 @@ def test_answers_do_not_depend_on_batch_size_nor_on_what_else_is_asked(
     for batch_size, personas in ((1, "a man,a chef"), (7, "a chef"), (32, "a biologist,a man,a chef")):
         spec = write_spec(workdir, lettered_model)
         output = f"out-{batch_size}"
-        assert call("run", "-e", str(spec), "-o", output, "-p", personas, "--batch-size", str(batch_size)) == 0
+        assert (
+            call("run", "-e", str(spec), "-o", output, "-p", personas, "--batch-size", str(batch_size)) == 0
+        )
         found.append({cell: rows for cell, rows in read_ledger(workdir / output).items() if "chef" in cell})
     assert found[0] == found[1] == found[2]
     assert len(found[0]) == 4

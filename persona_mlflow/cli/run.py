@@ -137,17 +137,20 @@ def _print_result(result: SweepResult, plan: Plan, tracking_uri: str | None, as_
     for warning in result.summary["warnings"]:
         console.print(f"Note: {warning}.", style="yellow")
     console.print()
-    _print_where_to_look(client, resolve_tracking_uri(tracking_uri), result, list(plan.grid.factors))
+    _print_where_to_look(client, resolve_tracking_uri(tracking_uri), result, plan)
 
 
-def _print_where_to_look(client: MlflowClient, uri: str, result: SweepResult, factors: list[str]) -> None:
+def _print_where_to_look(client: MlflowClient, uri: str, result: SweepResult, plan: Plan) -> None:
     from persona_mlflow import ui
+    from persona_mlflow.summary import METRICS
 
     key = ui.apply_shared_view(
         client,
         result.experiment_id,
-        params=["persona", "persona_group", *factors],
+        params=["persona", "persona_group", *plan.grid.factors],
+        metrics=[*ui.DEFAULT_METRICS, *(name for name in METRICS if name.startswith("instability/"))],
         parent_run_ids=[result.parent_id],
+        name=f"Persona × setting: {plan.model.name}",
     )
     click.echo("Open the results:")
     click.echo(f"  {ui.ui_command(uri)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -127,13 +128,9 @@ def read_letter(reply: Clean, table: OptionTable, at: int, kind: str, *, finishe
     valid = letter in table.letters
     if kind in ("colon", "is", "boxed"):  # "C major", where that is an option's text
         found, end = table.match(text, at)
-        if (
-            found
-            and (end > after or not valid)
-            and (not valid or attached(reply, table, letter, after)[0] != "own")
-        ):
-            if (letter not in found and text[after : after + 1] in " -") or not valid:
-                return Claim(found[0], "ok" if len(found) == 1 else "ambiguous", at, end, kind)
+        longer = letter not in found and end > after and text[after : after + 1] in " -"
+        if found and (not valid or (longer and attached(reply, table, letter, after)[0] != "own")):
+            return Claim(found[0], "ok" if len(found) == 1 else "ambiguous", at, end, kind)
     if _QUESTION.match(text, after):
         return None
     opened = at > 0 and text[at - 1] in "([{<"
@@ -266,9 +263,7 @@ def _good(reply: Clean, table: OptionTable, at: int) -> Claim | None:
         return Claim(letter, "ok" if letter in table.letters else "out_of_range", start, start + 1, "good")
     if not table.texts:
         return None
-    last = None
-    for last in _LISTED.finditer(reply.text, low, at):
-        pass
+    last = next(reversed(list(_LISTED.finditer(reply.text, low, at))), None)
     if last is None or last[1] not in table.letters or _denied(reply.lower, last.start()):
         return None
     said = reply.text[last.end() : at]
@@ -279,16 +274,12 @@ def _good(reply: Clean, table: OptionTable, at: int) -> Claim | None:
 
 
 def find_cues(lower: str) -> list[re.Match[str]]:
-    """Find the words around which a commitment may be worded, in order."""
-    match_cue = _CUE.match
-    cues = [
-        cue
-        for word in _WORD.finditer(lower)
-        if word[0] in CUE_WORDS and (cue := match_cue(lower, word.start()))
-    ]
+    """Find the words around which a commitment may be worded, in order; of very many the last ones."""
+    starts = [word.start() for word in _WORD.finditer(lower) if word[0] in CUE_WORDS]
+    cues = [cue for start in starts[-_MOST_CUES:] if (cue := _CUE.match(lower, start))]
     if not lower.isascii():
-        cues += _CUE_CJK.finditer(lower)
-        cues += _CUE_WIDE.finditer(lower)
+        cues += deque(_CUE_CJK.finditer(lower), _MOST_CUES)
+        cues += deque(_CUE_WIDE.finditer(lower), _MOST_CUES)
         cues.sort(key=re.Match.start)
     return cues
 
@@ -301,8 +292,7 @@ def claims_backwards(reply: Clean, table: OptionTable, *, finished: bool) -> Ite
         table: The options.
         finished: Whether the model ended its turn.
     """
-    cues = find_cues(reply.lower)[-_MOST_CUES:]
-    for cue in reversed(cues):
+    for cue in reversed(find_cues(reply.lower)):
         if table.lower and table.covers(reply.lower, cue.start()):
             continue  # the words of an option, not of the reply
         claim = _at_cue(reply, table, cue, finished=finished)
@@ -360,9 +350,9 @@ def _links(lower: str, cue: re.Match[str], kind: str) -> Iterator[tuple[str, int
         yield "colon", dash.end()
     colon = _COLON.match(lower, end)
     gap = lower[start:end]
-    if colon and not denied and len(gap) <= 60 and "," not in gap:
-        if kind != "choice" or _CHOICE_GAP.match(gap.strip(" \n\"')]")):
-            yield "colon", colon.end()
+    near = len(gap) <= 60 and "," not in gap
+    if colon and not denied and near and (kind != "choice" or _CHOICE_GAP.match(gap.strip(" \n\"')]"))):
+        yield "colon", colon.end()
     if kind != "choice":
         yield "none", start
 

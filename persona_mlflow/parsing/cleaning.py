@@ -18,14 +18,14 @@ _INVISIBLE = (
 # One leading character class, so that the scan skips plain text at full speed; what may follow each
 # leading character is told by a look-behind. All repetition is possessive or bounded: linear time.
 _DECORATION = re.compile(
-    rf"[*`$\\~<_\r{_INVISIBLE}]"
+    rf"[*`$\\~<_{_INVISIBLE}]"
     r"(?:"
     rf"(?<=[*`${_INVISIBLE}])[*`${_INVISIBLE}]*+"
-    r"|(?<=\r)(?=\n)"
     r"|(?<=\\)(?:(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt)|emph|underline|left|right"
     r"|q?quad|displaystyle|[bB]igg?[lr]?)(?![A-Za-z])|[()\[\]*_`$#,;:! ])"
     r"|(?<=~)~[^~\n]{0,200}~~"
-    r"|(?<=<)(?:/?(?:b|i|u|s|em|strong|code|p|br|span|div|mark|sub|sup|pre|font|center|h[1-6])(?: [^<>\n]{0,60})?/?"
+    r"|(?<=<)(?:/?(?:b|i|u|s|em|strong|code|p|br|span|div|mark|sub|sup|pre|font|center|h[1-6])"
+    r"(?: [^<>\n]{0,60})?/?"
     r"|\|[^<>|\n]{1,40}\||eos|pad|end_of_turn)>"
     r"|(?<=_)(?:(?<![^\W_]_)_*+|_*+(?![^\W_]))"
     r")"
@@ -100,9 +100,8 @@ def reply_start(text: str) -> int | None:
     Returns:
         The offset, 0 where there is no trace, or ``None`` where a trace was opened and not closed.
     """
-    last = None
-    for last in _TRACE.finditer(text):
-        pass
+    tags = list(_TRACE.finditer(text))
+    last = tags[-1] if tags else None
     if last is None:
         return 0
     return last.end() if last[1] else None
@@ -119,6 +118,8 @@ def clean(text: str, start: int = 0) -> Clean:
         plain = text.translate(_PLAIN)
     else:
         plain = text
+    if "\r" in plain:
+        plain = plain.replace("\r\n", " \n").replace("\r", "\n")  # keeps the length
     pieces: list[str] = []
     starts: list[int] = []
     origins: list[int] = []
@@ -137,8 +138,6 @@ def clean(text: str, start: int = 0) -> Clean:
         starts.append(length)
         origins.append(at)
     joined = "".join(pieces)
-    if "\r" in joined:
-        joined = joined.replace("\r", "\n")
     lower = joined.lower()
     if len(lower) != len(joined):
         lower = "".join(c.lower() if len(c.lower()) == 1 else c for c in joined)

@@ -19,7 +19,8 @@ _PAIR_AFTER = COMPILED["pair_after"]
 _BRACKETED = COMPILED["bracketed"]
 _LAST_SENTENCE = re.compile(r"[a-z)\d]{3}[.!][\"')]*\s+[\"'(\[]*([A-Z])[)\]\"'.!]*\s*\Z")
 _DENIAL = re.compile(
-    r"\b(?:not|never|neither|nor|cannot|eliminat\w*|exclud\w*|rul\w+ out|reject\w*|discard\w*|avoid\w*|except|unlike|wrong|incorrect"
+    r"\b(?:not|never|neither|nor|cannot"
+    r"|eliminat\w*|exclud\w*|rul\w+ out|reject\w*|discard\w*|avoid\w*|except|unlike|wrong|incorrect"
     r"|false)\b|n't\b"
 )
 _LONE_LETTER = re.compile(r"[-(\[ ]*([A-Z])[)\].]*")
@@ -164,9 +165,11 @@ def standing_line(reply: Clean, table: OptionTable, lines: list[Line], *, finish
     if line.relation == "other":
         cut_off = not finished and last
         return None if cut_off else Claim(line.letter, "ambiguous", line.at, line.at + 1, "line")
-    if not finished and (not first or last or _ANALYSIS.match(reply.lower, line.end)):
-        if not (first and (line.alone or line.relation == "own") and last):
-            return None
+    if not finished and not (
+        first
+        and (line.alone or line.relation == "own" if last else not _ANALYSIS.match(reply.lower, line.end))
+    ):
+        return None
     if line.heading and not (first and last):
         return None
     if not first and not last and not line.alone and line.relation != "own":
@@ -224,8 +227,8 @@ def single_mention(reply: Clean, table: OptionTable) -> Claim | None:
         return Claim(letter, "ambiguous", match.start(1), match.end(1), "mention")
     if relation == "none":  # "Berlin (B)"
         bare = _BULLET.match(reply.text, line)
-        found, end = table.match(reply.text, bare.end() if bare else line)
-        if found == letter and not reply.text[end : match.start()].strip(" \"'.,-"):
+        option, end = table.match(reply.text, bare.end() if bare else line)
+        if option == letter and not reply.text[end : match.start()].strip(" \"'.,-"):
             relation, end = "own", match.end()
     if relation != "own" or _DENIAL.search(reply.lower, sentence, match.start()):
         return None

@@ -33,10 +33,7 @@ _TEXT_END = re.compile(
 
 @lru_cache(maxsize=4096)
 def _folded(token: str) -> str:
-    if token.isascii():
-        token = token.lower()
-    else:
-        token = unicodedata.normalize("NFC", token).casefold()
+    token = token.lower() if token.isascii() else unicodedata.normalize("NFC", token).casefold()
     return token.replace(",", "") if "," in token else token
 
 
@@ -92,7 +89,7 @@ class OptionTable:
         texts: Option texts, cleaned; empty where only letters are known.
         raw: Tokens of each option text as written.
         folded: The same, case and thousands separators folded, a leading article left out.
-        heads: The first tokens of the option texts, articles included.
+        heads: The first tokens of the option texts, a leading article left out.
         longest: Most tokens of any option text.
         lower: Those option texts, in lower case, that hold the wording of an answer themselves.
     """
@@ -110,6 +107,12 @@ class OptionTable:
         if not self.texts:
             return False
         token = _TOKEN.search(text, start)
+        if token is None:
+            return False
+        first = _folded(token[0])
+        if first not in _ARTICLES or first in self.heads:
+            return first in self.heads
+        token = _TOKEN.search(text, token.end())
         return token is not None and _folded(token[0]) in self.heads
 
     def match(self, text: str, start: int, *, whole: bool = False) -> tuple[str, int]:
@@ -228,7 +231,7 @@ def _table(letters: tuple[str, ...], texts: tuple[str, ...]) -> OptionTable:
         texts=cleaned,
         raw=tuple(raw for raw, _ in pairs),
         folded=tuple(folded for _, folded in pairs),
-        heads=_ARTICLES | {folded[0] for _, folded in pairs if folded},
+        heads=frozenset(folded[0] for _, folded in pairs if folded),
         longest=max((len(folded) for _, folded in pairs), default=0),
         lower=tuple(
             text.lower()

@@ -166,7 +166,7 @@ PATTERNS = (
         r"(?:(?:i|we)(?:'d|'ll|'m| would| will| shall| must| have to| am going to| am)?+\s+(?:\w{2,12}ly\s+|still\s+|then\s+)?"
         r"(?:choose|chose|pick(?:ed)?|select(?:ed)?|go(?:ing)? (?:with|for)|went with|opt(?:ed)? for|vote for|answer"
         r"|say|guess|believe|think|suppose|settle on|conclude)"
-        r"|(?:^|(?<=[.!?:;,>] )|(?<=[.!?:\n>]))(?:choose|choosing|select|selecting|pick|going with|mark)|ich wähle|je choisis|elijo|escojo|scelgo|escolho|выбираю"
+        r"|(?:^|(?<=[.!?:;,>] )|(?<=[.!?:\n>]))(?:choose|choosing|select|selecting|pick|going with|mark)|it(?:'s| is| must be| has to be)|ich wähle|je choisis|elijo|escojo|scelgo|escolho|выбираю"
         r"|(?<![不别別])我?(?:选择?|選擇?)|선택)"
         r"(?:\s+that)?(?:\s+(?:it's|it is|it would be|it must be))?\s*+:?\s*+(?:a\s+(?=[\"'(]?[b-z](?![^\W_])|(?:letra|alternativa|resposta)\b))?"
         rf"(?:{_LEAD})(?:{_LETTER})",
@@ -210,8 +210,8 @@ PATTERNS = (
     ),
     Pattern(
         "turn_lower",
-        r"(?:change (?:my answer|it|that) to|no|wait|actually|sorry|i mean|correction|scratch that|or rather|make (?:that|it))[,:.!;\s-]++"
-        r"(?:(?:no|wait|actually|it's|it is|that's|i mean|rather|make that|it should be|should be)[,:.\s-]++){0,4}"
+        r"(?:change (?:my answer|it|that) to|no|wait|actually|sorry|i mean|correction|scratch that|or rather|make (?:that|it))[,:.!; -]++"
+        r"(?:(?:no|wait|actually|it's|it is|that's|i mean|rather|make that|it should be|should be)[,:. -]++){0,4}"
         rf"(?:{_LEAD})(?:{_LETTER})",
         ("no, c", "wait, actually it's c", "scratch that: (c)", "i want to change my answer to c"),
         ("no one", "going to c"),
@@ -339,100 +339,14 @@ PATTERNS = (
 COMPILED = compile_patterns(PATTERNS)
 
 CUE_WORDS = frozenset(
-    [
-        "answer",
-        "answers",
-        "ans",
-        "antwort",
-        "réponse",
-        "reponse",
-        "respuesta",
-        "risposta",
-        "resposta",
-        "ответ",
-        "відповідь",
-        "отговор",
-        "odpowiedź",
-        "odpowiedz",
-        "odpověď",
-        "svaret",
-        "svar",
-        "antwoord",
-        "vastaus",
-        "cevap",
-        "yanıt",
-        "đáp",
-        "jawaban",
-        "απάντηση",
-        "válasz",
-        "răspuns",
-        "lösung",
-        "solution",
-        "solución",
-        "soluzione",
-        "الإجابة",
-        "الجواب",
-        "תשובה",
-        "correct",
-        "right",
-        "best",
-        "choice",
-        "option",
-        "letter",
-        "selection",
-        "pick",
-        "guess",
-        "vote",
-        "response",
-        "conclusion",
-        "verdict",
-        "opción",
-        "choix",
-        "opção",
-        "alternativa",
-        "вариант",
-        "i",
-        "we",
-        "it",
-        "choose",
-        "choosing",
-        "select",
-        "selecting",
-        "going",
-        "mark",
-        "ich",
-        "je",
-        "elijo",
-        "escojo",
-        "scelgo",
-        "escolho",
-        "выбираю",
-        "is",
-        "would",
-        "should",
-        "must",
-        "ist",
-        "est",
-        "es",
-        "è",
-        "é",
-        "no",
-        "wait",
-        "actually",
-        "sorry",
-        "correction",
-        "scratch",
-        "or",
-        "make",
-        "change",
-        "therefore",
-        "thus",
-        "hence",
-        "so",
-        "box",
-        "boxed",
-        "fbox",
-        "fboxed",
-    ]
+    """
+    answer answers ans antwort réponse reponse respuesta risposta resposta ответ відповідь отговор
+    odpowiedź odpowiedz odpověď svaret svar antwoord vastaus cevap yanıt đáp jawaban απάντηση válasz
+    răspuns lösung solution solución soluzione الإجابة الجواب תשובה correct right best choice option
+    letter selection pick guess vote response conclusion verdict opción choix opção alternativa
+    вариант i we it it choose choosing select selecting going mark ich je elijo escojo scelgo escolho
+    выбираю is would should must ist est es è é no wait actually sorry correction scratch or make
+    change therefore thus hence so box boxed fbox fboxed
+    """.split()  # noqa: SIM905
 )
 """The words at which a ``cue_lower`` can match; looking words up is faster than trying the pattern everywhere."""
