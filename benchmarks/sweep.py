@@ -1,9 +1,9 @@
 """Answers per second of a sweep: this engine against ``transformers.pipeline``.
 
 Both hold the same model in the same process and answer the same prompts (persona × task prompt format ×
-question) at the same temperatures with the same token limit. They take turns, so that whatever else the machine
-does falls on both. The pipeline is given its best batch size of a list, and its prompts sorted by length. Greedy
-texts must be identical, else the comparison stops.
+question) at the same temperatures with the same token limit. They take turns, so that whatever else the
+machine does falls on both. The pipeline is given its best batch size of a list, and its prompts sorted by
+length. Greedy texts must be identical, else the comparison stops.
 
     python benchmarks/sweep.py --model smollm2 --questions 6 --append
 """
@@ -163,12 +163,8 @@ def append(lines: Sequence[str]) -> None:
         text = f"{text.rstrip()}\n\n{SECTION}\n\n`python benchmarks/sweep.py`, the latest first.\n"
     head, tail = text.split(SECTION, 1)
     intro, separator, rest = tail.partition("\n### ")
-    RESULTS.write_text(
-        f"{head}{SECTION}{intro.rstrip()}\n\n"
-        + "\n".join(lines).rstrip()
-        + "\n"
-        + (f"{separator}{rest}" if rest else "")
-    )
+    report = "\n".join(lines).rstrip()
+    RESULTS.write_text(f"{head}{SECTION}{intro.rstrip()}\n\n{report}\n{separator}{rest}")
 
 
 def main() -> None:

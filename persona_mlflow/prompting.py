@@ -106,9 +106,9 @@ class PromptRenderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._template: str | None = getattr(tokenizer, "chat_template", None) or None
-        if isinstance(self._template, dict):
-            self._template = tokenizer.get_chat_template()
-        self._control = _control_tokens(tokenizer, str(self._template or ""))
+        if self._template is not None:
+            self._template = _fix_date(tokenizer.get_chat_template())
+        self._control = _control_tokens(tokenizer, self._template or "")
         self._control_pattern = (
             re.compile("|".join(re.escape(s) for s in sorted(self._control, key=len, reverse=True)))
             if self._control
@@ -161,6 +161,7 @@ class PromptRenderer:
         if not (_squeeze(system) in decoded and _squeeze(user) in decoded):
             # A tokenizer may normalise its input (NFKC, lower case …): what it makes of it must be there.
             self._require(decoded, self._round_trip(system), self._round_trip(user), "the tokenizer dropped")
+            self._require_known(system)
         return ids
 
     # ------------------------------------------------------------------------------------------ template
@@ -179,8 +180,8 @@ class PromptRenderer:
             messages,
             tokenize=False,
             add_generation_prompt=generation,
+            chat_template=self._template,
             date_string=FIXED_DATE.strftime("%d %b %Y"),
-            strftime_now=FIXED_DATE.strftime,
         )
         assert isinstance(rendered, str)
         return rendered
@@ -309,6 +310,14 @@ class PromptRenderer:
         ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return self._decode(list(ids))
 
+    def _require_known(self, system: str) -> None:
+        unknown = self._tokenizer.unk_token_id
+        if unknown is not None and unknown in self._tokenizer(system, add_special_tokens=False)["input_ids"]:
+            raise UserError(
+                f"the model's tokenizer cannot write the persona prompt {excerpt(system)!r}: parts of it "
+                f"became {self._tokenizer.unk_token!r}. Word it with characters that this model knows"
+            )
+
     @staticmethod
     def _require(squeezed: str, system: str, user: str, who: str) -> None:
         for name, content in (("persona prompt", system), ("task prompt", user)):
@@ -317,6 +326,17 @@ class PromptRenderer:
                     f"{who} the {name} {excerpt(content)!r}: every persona would score alike. "
                     "Use a model whose chat template keeps it, or give the model another template"
                 )
+
+
+def _fix_date(template: str) -> str:
+    """Shadow ``strftime_now``, which templates ask for today's date, with a macro that knows one day."""
+    if "strftime_now" not in template:
+        return template
+    formats = set(re.findall(r"""strftime_now\(\s*["']([^"']+)["']""", template))
+    dates = {f: FIXED_DATE.strftime(f) for f in sorted(formats)}
+    default = FIXED_DATE.strftime("%d %b %Y")
+    macro = f"{{% macro strftime_now(format) %}}{{{{ {dates!r}.get(format, {default!r}) }}}}{{% endmacro %}}"
+    return f"{macro}\n{template}"  # Jinja's trim_blocks takes this line end
 
 
 def _join(system: str, user: str) -> str:

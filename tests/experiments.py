@@ -27,6 +27,7 @@ RUNS, ANSWERS = 12, 72
 def save_lettered_model(folder: Path, seed: int = 0) -> Path:
     """A tiny random Llama whose output layer leans to the letters A to D and to ending its turn."""
     import torch
+
     from tiny_models import build_model, build_tokenizer
 
     tokenizer = build_tokenizer("chatml")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments import call, read_ledger, start, summary, write_spec
 from mlflow import MlflowClient
 
+from experiments import call, read_ledger, start, summary, write_spec
 from persona_mlflow.tracking import resolve_tracking_uri
 
 LARGER: dict[str, Any] = {

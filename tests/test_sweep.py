@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from brute_force import metrics, read_children
-from experiments import ANSWERS, RUNS, call, read_ledger, summary, write_spec
 from mlflow import MlflowClient
 
+from brute_force import metrics, read_children
+from experiments import ANSWERS, RUNS, call, read_ledger, summary, write_spec
 from persona_mlflow.errors import UserError
 from persona_mlflow.outcomes import load_outcomes
 from persona_mlflow.tracking import resolve_tracking_uri

@@ -26,16 +26,19 @@ SENTENCES = [
 ]
 
 CHATML = (
-    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-    "{% endif %}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if messages[0]['role'] != 'system' %}"
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 LLAMA = (
-    "{{ bos_token }}{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    "{{ bos_token }}{% if not date_string is defined %}"
+    "{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
     "<|start|>system<|end_header|>\n\nToday Date: {{ date_string }}\n\n"
     "{% if messages[0]['role'] == 'system' %}{{ messages[0]['content'] | trim }}"
     "{% set messages = messages[1:] %}{% endif %}<|eot|>"
-    "{% for m in messages %}<|start|>{{ m['role'] }}<|end_header|>\n\n{{ m['content'] | trim }}<|eot|>{% endfor %}"
+    "{% for m in messages %}<|start|>{{ m['role'] }}<|end_header|>\n\n"
+    "{{ m['content'] | trim }}<|eot|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant<|end_header|>\n\n{% endif %}"
 )
 # The date as other families write it: with no variable of their own in between.
@@ -46,8 +49,9 @@ DROPPING = (
     "{% elif m['role'] == 'assistant' %} {{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
 )
 GEMMA = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
-    "{% endif %}{% for m in messages %}<|start|>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n"
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}<|start|>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n"
     "{{ m['content'] | trim }}<|eot|>\n{% endfor %}{% if add_generation_prompt %}<|start|>model\n{% endif %}"
 )
 THINKING = (

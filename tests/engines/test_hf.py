@@ -131,7 +131,7 @@ def test_prompt_is_prefilled_once_and_greedy_draws_are_decoded_once() -> None:
         return forward(ids, *args)
 
     engine._running.logits = counting  # type: ignore[method-assign]
-    draws = tuple(Draw(("greedy", i), 0.0, i) for i in range(5)) + (Draw("drawn", 1.0, 1),)
+    draws = (*(Draw(("greedy", i), 0.0, i) for i in range(5)), Draw("drawn", 1.0, 1))
     got = run(engine, [Request("You are a chef.", "What is the capital?", draws)])
     prefills = [shape for shape in rows if shape[1] > 1]
     assert len(prefills) == 1
@@ -268,9 +268,13 @@ def test_interrupt_comes_through_and_the_engine_goes_on() -> None:
 
     engine._running.logits = interrupted  # type: ignore[method-assign]
     done: dict[Any, Completion] = {}
-    with pytest.raises(KeyboardInterrupt):
+
+    def consume() -> None:
         for batch in engine.generate(wanted):
-            done |= {c.key: c for c in batch}
+            done.update({c.key: c for c in batch})
+
+    with pytest.raises(KeyboardInterrupt):
+        consume()
     assert 0 < len(done) < len(expected)
     assert all(expected[key] == completion for key, completion in done.items())
     assert run(engine, wanted) == expected

@@ -1,6 +1,5 @@
 """Undefined values, ties, degenerate sizes and bad input."""
 
-import time
 import tracemalloc
 
 import numpy as np
@@ -274,14 +273,11 @@ def test_unknown_ties_is_refused():
         outcome_instability(sized(2, 3, 4), ties="ordinals")
 
 
-def test_paper_scale_is_fast_and_lean():
+def test_paper_scale_takes_less_memory_than_the_array_itself():
     # P1's grid for one model: 41 personas × 48 settings × 5,008 questions, 9.9 million answers.
     values = np.random.default_rng(5).integers(0, 2, (41, 4, 4, 3, 5008), dtype=np.uint8).view(bool)
     correct = xr.DataArray(values, dims=("persona", *FACTORS, "question"))
-    summary_metrics(sized(2, 2, 2))  # imports are not what is timed
-    start = time.perf_counter()
     summary = summary_metrics(correct)
-    assert time.perf_counter() - start < 2
     assert summary["metrics"]["accuracy/mean"] == values.mean()
     tracemalloc.start()
     summary_metrics(correct)
