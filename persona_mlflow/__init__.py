@@ -1,3 +1,44 @@
-"""persona-mlflow: how far can an LLM's persona-driven behaviour be trusted?"""
+"""persona-mlflow: how far can an LLM's persona-driven behaviour be trusted?
+
+The names below are imported on first use, so that importing the package is cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from persona_mlflow.errors import UserError as UserError
+    from persona_mlflow.instability import accuracy_instability as accuracy_instability
+    from persona_mlflow.instability import outcome_instability as outcome_instability
+    from persona_mlflow.instability import question_instability as question_instability
+    from persona_mlflow.outcomes import load_outcomes as load_outcomes
+    from persona_mlflow.parsing import parse_answer as parse_answer
+    from persona_mlflow.questions import load_questions as load_questions
+    from persona_mlflow.spec import load_spec as load_spec
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "UserError": "errors",
+    "accuracy_instability": "instability",
+    "load_outcomes": "outcomes",
+    "load_questions": "questions",
+    "load_spec": "spec",
+    "outcome_instability": "instability",
+    "parse_answer": "parsing",
+    "question_instability": "instability",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

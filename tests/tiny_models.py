@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -167,3 +169,70 @@ def build_model(
 def build(family: str = "llama", **overrides: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A family's tiny model with its tokenizer."""
     return build_model(family, **overrides), build_tokenizer(FAMILIES[family][2])
+
+
+def write_gguf(path: Path, *, seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """Write a tiny Llama to a GGUF file (float32), as llama.cpp's converter lays it out.
+
+    Returns:
+        The model that it holds, to compare with, and its tokenizer.
+    """
+    import json
+
+    import gguf
+
+    model, tokenizer = build_model("llama", seed=seed), build_tokenizer("chatml")
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_vocab_size(config.vocab_size)
+    bpe = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    words = sorted(bpe["vocab"], key=bpe["vocab"].__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(words)
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_token_types([control if word in SPECIAL else normal for word in words])
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in bpe["merges"]])
+    writer.add_bos_token_id(int(tokenizer.bos_token_id))
+    writer.add_eos_token_id(int(tokenizer.eos_token_id))
+    writer.add_chat_template(CHATML)
+    names = {
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+    }
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    for name, tensor in model.state_dict().items():
+        stem = name.removesuffix(".weight")
+        array = tensor.numpy()
+        if stem.startswith("model.layers."):
+            _, _, layer, part = stem.split(".", 3)
+            short = names[part]
+            if short in heads:  # llama.cpp keeps the two halves of a rotary pair side by side
+                array = array.reshape(heads[short], 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+            target = f"blk.{layer}.{short}.weight"
+        else:
+            target = f"{names[stem]}.weight"
+        writer.add_tensor(target, np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model, tokenizer
