@@ -107,6 +107,7 @@ class Sweep:
         tracker = open_tracker()
         try:
             if not (tracker.was_finished and len(finished) == len(logs)):
+                tracker.reopen()
                 self._log_plan(tracker)
                 self._work(tracker, logs, finished)
                 summary = self._finish(tracker)
@@ -209,10 +210,12 @@ class Sweep:
         self._log_cell(cell, log, tracker, children)
 
     def _log_cell(self, cell: Cell, log: CellLog, tracker: Tracker, children: Mapping[str, Run]) -> None:
-        shared = {"model": self.plan.model.name, "dataset_fingerprint": self.plan.questions.fingerprint}
-        with tempfile.TemporaryDirectory() as folder:
-            child = make_child(cell, log, self.by_id, shared, Path(folder))
-            tracker.log_child(child, unfinished=children.get(cell.key))
+        # A finished run stays as it is (pitfall M12), e.g. where the ledger was lost and the answers made again.
+        if not _is_logged(cell, children):
+            shared = {"model": self.plan.model.name, "dataset_fingerprint": self.plan.questions.fingerprint}
+            with tempfile.TemporaryDirectory() as folder:
+                child = make_child(cell, log, self.by_id, shared, Path(folder))
+                tracker.log_child(child, unfinished=children.get(cell.key))
         self.progress.advance(runs=1)
 
     def _write_plan(self) -> None:
@@ -283,7 +286,6 @@ class Sweep:
                 undefined=summary["undefined"],
                 tags={
                     "persona_mlflow.children": len(logged),
-                    "persona_mlflow.output": self.ledger.root.absolute(),
                     # Again: by now the batch size has met the memory.
                     **self._describe_engine(folder),
                 },

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,8 +32,11 @@ T = TypeVar("T")
 SPEC_HASH = "persona_mlflow.spec_hash"
 ROLE = "persona_mlflow.role"
 CELL = "persona_mlflow.cell"
+OUTPUT = "persona_mlflow.output"
 PARENT_RUN = "mlflow.parentRunId"
 PARAM_LIMIT = 500
+# What MLflow calls a run that nobody named, e.g. "gifted-shrimp-123".
+_MADE_UP_NAME = re.compile(r"[a-z]+-[a-z]+-[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ class Tracker:
         experiment_id: Where all runs land.
         parent_id: The parent run.
         adopted: Whether the parent is the run that ``mlflow run`` made.
-        was_finished: Whether the parent was complete already when it was opened.
+        was_finished: Whether the parent was finished already when it was opened; it is left so.
     """
 
     def __init__(self, client: MlflowClient, experiment_id: str, parent_id: str, adopted: bool) -> None:
@@ -155,6 +160,7 @@ class Tracker:
         run_name: str,
         spec_hash: str,
         params: Mapping[str, Any],
+        output: Path,
         description: str = "",
     ) -> Tracker:
         """Find or make the parent run: the run of ``mlflow run``, an earlier one of this spec, or a new one.
@@ -163,7 +169,8 @@ class Tracker:
             tracking_uri: The store.
             experiment: Experiment name; not used under ``mlflow run``, whose experiment stands.
             run_name: The parent's name.
-            spec_hash: Identifies the spec: an earlier parent that carries it is continued.
+            spec_hash: Identifies the spec: an earlier parent of it with the same output is continued.
+            output: The ledger's folder.
             params: Logged where they are not there yet; a parameter is never changed.
             description: Shown by the UI on the run.
         """
@@ -175,49 +182,51 @@ class Tracker:
             tracker = cls(client, run.info.experiment_id, adopted_id, adopted=True)
         else:
             experiment_id = _experiment_id(client, experiment, tracking_uri)
-            tracker = cls(
-                client, experiment_id, _find_parent(client, experiment_id, spec_hash) or "", adopted=False
-            )
+            tracker = cls(client, experiment_id, "", adopted=False)
         tracker._spec_hash = spec_hash
-        tracker._start(run_name, params, description)
+        tracker._start(run_name, params, output, description)
         return tracker
 
-    def _start(self, run_name: str, params: Mapping[str, Any], description: str) -> None:
+    def _start(self, run_name: str, params: Mapping[str, Any], output: Path, description: str) -> None:
         from mlflow.entities import Param, RunTag
         from mlflow.tracking.context.registry import resolve_tags
 
-        tags = {SPEC_HASH: self._spec_hash, ROLE: "parent"}
+        tags = {SPEC_HASH: self._spec_hash, ROLE: "parent", OUTPUT: _place(output)}
         if description:
             tags["mlflow.note.content"] = description
+        earlier = self._earlier_parents(tags[OUTPUT])
+        if not self.parent_id and earlier:
+            self.parent_id = earlier[0].info.run_id
+            self.was_finished = earlier[0].info.status == "FINISHED"
         if not self.parent_id:
             run = self.client.create_run(
                 self.experiment_id, tags={**resolve_tags(), **tags}, run_name=run_name
             )
             self.parent_id = run.info.run_id
-        else:
-            status = self.client.get_run(self.parent_id).info.status
-            self.was_finished = status == "FINISHED" and not self.adopted
-            if not self.was_finished:
-                self.client.update_run(self.parent_id, status="RUNNING", name=run_name)
-            self._close_superseded()
-        there = self.client.get_run(self.parent_id).data.params
-        new = [Param(key, _short(value)) for key, value in params.items() if key not in there]
+        for run in earlier:
+            # A crash left it RUNNING, and the ledger's lock says that nobody works on it.
+            if run.info.run_id != self.parent_id and run.info.status == "RUNNING":
+                self.client.set_tag(run.info.run_id, "persona_mlflow.continued_by", self.parent_id)
+                self.client.set_terminated(run.info.run_id, "KILLED")
+        found = self.client.get_run(self.parent_id)
+        if self.adopted and _MADE_UP_NAME.fullmatch(found.info.run_name or ""):
+            self.client.update_run(self.parent_id, name=run_name)
+        new = [Param(key, _short(value)) for key, value in params.items() if key not in found.data.params]
         _retry(
             lambda: self.client.log_batch(
                 self.parent_id, params=new, tags=[RunTag(key, value) for key, value in tags.items()]
             )
         )
 
-    def _close_superseded(self) -> None:
-        """Mark an earlier parent of this spec that a crash left RUNNING; this run goes on with its work."""
-        for run in _search(
-            self.client,
-            self.experiment_id,
-            f"tags.`{SPEC_HASH}` = '{self._spec_hash}' and tags.`{ROLE}` = 'parent'",
-        ):
-            if run.info.run_id != self.parent_id and run.info.status == "RUNNING":
-                self.client.set_tag(run.info.run_id, "persona_mlflow.continued_by", self.parent_id)
-                self.client.set_terminated(run.info.run_id, "KILLED")
+    def _earlier_parents(self, place: str) -> list[Run]:
+        """The parents of this spec and output, newest first."""
+        query = f"tags.`{SPEC_HASH}` = '{self._spec_hash}' and tags.`{ROLE}` = 'parent'"
+        runs = _search(self.client, self.experiment_id, query)
+        return [run for run in runs if run.data.tags.get(OUTPUT) == place]
+
+    def reopen(self) -> None:
+        """Say that the parent is at work; one that ended is at work again."""
+        _retry(lambda: self.client.update_run(self.parent_id, status="RUNNING"))
 
     def log_dataset(self, name: str, fingerprint: str, source: str, profile: Mapping[str, Any]) -> None:
         """Log the question set as the parent's dataset input."""
@@ -325,6 +334,11 @@ def _user_tags() -> dict[str, str]:
     return dict(DefaultRunContext().tags())
 
 
+def _place(output: Path) -> str:
+    """A ledger's folder, told apart from one of the same name on another machine."""
+    return f"{socket.gethostname()}:{output.absolute()}"
+
+
 def _short(value: Any) -> str:
     """A parameter's value; a long one becomes its hash, and its text stands in an artifact (pitfall M2)."""
     text = str(value)
@@ -358,12 +372,6 @@ def _experiment_id(client: MlflowClient, name: str, tracking_uri: str | None) ->
             f"-x {existing.experiment_id}), or give another --experiment-name"
         )
     return str(existing.experiment_id)
-
-
-def _find_parent(client: MlflowClient, experiment_id: str, spec_hash: str) -> str | None:
-    query = f"tags.`{SPEC_HASH}` = '{spec_hash}' and tags.`{ROLE}` = 'parent'"
-    runs = _search(client, experiment_id, query)
-    return runs[0].info.run_id if runs else None
 
 
 def _search(client: MlflowClient, experiment_id: str, query: str) -> list[Run]:

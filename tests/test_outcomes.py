@@ -109,7 +109,7 @@ def test_a_table_shows_an_undefined_number_as_a_dash_and_an_unfinished_experimen
         ],
     )
     row = run_summary(Run(RunInfo("r", "1", "u", "RUNNING", 0, None, "active"), data))
-    assert row["undefined"] == {"instability/accuracy": "no pairs"}
+    assert row["undefined"] == {"instability/accuracy": "one setting"}
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(summary_table([row]))
     text = console.export_text()

@@ -296,3 +296,35 @@ def test_M2_a_long_parameter_becomes_its_hash_and_stands_in_an_artifact(
 
 def test_ANSWERS_is_what_the_spec_asks_for(store: MlflowClient, parent_id: str) -> None:
     assert load_outcomes("out")["correct"].size == ANSWERS
+
+
+def test_M12_a_lost_ledger_makes_the_same_answers_and_leaves_the_finished_runs_as_they_are(
+    workdir: Path, lettered_model: Path
+) -> None:
+    import shutil
+
+    run_small(workdir, lettered_model, "--limit", "2")
+    answers = read_ledger(workdir / "out")
+    client = open_store()
+    before = {run.info.run_id: run.info.end_time for run in client.search_runs(["1"])}
+    shutil.rmtree(workdir / "out")
+    run_small(workdir, lettered_model, "--limit", "2")
+    assert read_ledger(workdir / "out") == answers
+    after = {run.info.run_id: run.info.end_time for run in client.search_runs(["1"])}
+    assert before.keys() == after.keys()
+    changed = [run_id for run_id in before if before[run_id] != after[run_id]]
+    assert [client.get_run(run_id).data.tags["persona_mlflow.role"] for run_id in changed] == ["parent"]
+
+
+def test_the_same_spec_with_another_output_or_store_is_logged_apart(
+    workdir: Path, lettered_model: Path
+) -> None:
+    spec = write_spec(workdir, lettered_model)
+    common = ("run", "-e", str(spec), "--limit", "2")
+    assert call(*common, "-o", "one") == 0
+    assert call(*common, "-o", "two") == 0
+    assert call(*common, "-o", "one", "--tracking-uri", f"sqlite:///{workdir}/other.db") == 0
+    for client, parents in ((open_store(), 2), (MlflowClient(f"sqlite:///{workdir}/other.db"), 1)):
+        runs = client.search_runs(["1"])
+        assert len(runs) == parents * (RUNS + 1)
+        assert {run.info.status for run in runs} == {"FINISHED"}

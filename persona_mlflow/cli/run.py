@@ -84,6 +84,7 @@ def _sweep(
                 run_name=f"{plan.spec.name} · {plan.model.name}",
                 spec_hash=plan.spec_hash,
                 params=plan.params(),
+                output=folder,
                 description=plan.spec.description,
             )
         )

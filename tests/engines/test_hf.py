@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import FAMILIES, build, build_model, build_tokenizer
 
 from persona_mlflow.engines.base import Completion, Decoding, Draw, Request
 from persona_mlflow.engines.hf import HFEngine, load_engine
 from persona_mlflow.errors import UserError
+from tiny_models import FAMILIES, build, build_model, build_tokenizer
 
 # Many tokens end a turn here, so that rows of a random model leave the batch at different times.
 ENDS = list(range(40, 75))

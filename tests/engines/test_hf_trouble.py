@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from test_hf import requests, run, tiny_engine
-from tiny_models import build
 
 from persona_mlflow.engines.base import Decoding, Draw, Request
 from persona_mlflow.engines.hf import HFEngine
 from persona_mlflow.engines.memory import in_float32, is_out_of_memory
 from persona_mlflow.errors import UserError
+from tiny_models import build
 
 
 def wrapped(error: Exception) -> Exception:

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import build, write_gguf
 
 from persona_mlflow.engines import gguf
 from persona_mlflow.engines.base import Decoding, Draw, Request
 from persona_mlflow.engines.hf import load_engine
 from persona_mlflow.engines.models import load_model
 from persona_mlflow.errors import UserError
+from tiny_models import build, write_gguf
 
 PROMPT = Request(
     "You are a chef.", "What is the capital of France?", (Draw("greedy", 0.0, 1), Draw("drawn", 1.0, 2))
