@@ -130,10 +130,9 @@ def report(
     ours = medians.pop("this engine")
     best = min(medians, key=lambda name: medians[name])
     ratios = [b / a for a, b in zip(times["this engine"], times[best], strict=True)]
+    where = f"{os.cpu_count()} cores" if described["device"] == "cpu" else "1 GPU"
     lines = [
-        f"### {date.today()}: {arguments.model}, {described['dtype']}, {described['device_name']}, "
-        f"{os.cpu_count() if described['device'] == 'cpu' else 1} "
-        f"{'cores' if described['device'] == 'cpu' else 'GPU'}",
+        f"### {date.today()}: {arguments.model}, {described['dtype']}, {described['device_name']}, {where}",
         "",
         f"{answers} answers: {arguments.personas} personas × {', '.join(arguments.formats)} × "
         f"{arguments.questions} questions × temperatures {', '.join(map(str, arguments.temperatures))}; at most "

@@ -2,13 +2,13 @@
 
 A ledger is a folder. Each cell (persona × setting) has one file at a time in it:
 
-- while it runs, ``cells/<slug>.jsonl``: one line per draw, appended and flushed batch by batch; a line that a
-  crash tore off is dropped when the file is next opened;
+- while it runs, ``cells/<slug>.jsonl``: one line per draw, appended and flushed batch by batch; a line that
+  a crash tore off is dropped when the file is next opened;
 - once every planned question is answered, ``cells/<slug>.parquet``: the same rows, parsed and compressed,
   written beside and moved into place in one step.
 
-A cell's name carries the hash of everything that shapes its draws, and its file carries that in clear text, so
-rows of another model, template, temperature or seed are never read as this cell's.
+A cell's name carries the hash of everything that shapes its draws, and its file carries that in clear text,
+so rows of another model, template, temperature or seed are never read as this cell's.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class CellLog:
         self.cell = cell
 
     def is_finished(self, fingerprint: str) -> bool:
-        """Whether the compact file holds exactly the question set of this fingerprint; reads its footer only."""
+        """Whether the compact file holds the question set of this fingerprint; reads its footer only."""
         return self._metadata().get("questions") == fingerprint
 
     def rows(self) -> dict[str, Row]:

@@ -1,7 +1,7 @@
 """From generations to the labelled array that every metric and analysis reads.
 
-The array's dimensions are ``persona``, one per factor of the experiment, and ``question``; a new factor is a new
-dimension.
+The array's dimensions are ``persona``, one per factor of the experiment, and ``question``; a new factor is a
+new dimension.
 """
 
 from __future__ import annotations

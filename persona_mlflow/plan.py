@@ -40,7 +40,7 @@ class Plan:
 
     @cached_property
     def spec_hash(self) -> str:
-        """Identifies what the experiment measures: equal hashes mean the same runs over the same questions."""
+        """Identifies what is measured: equal hashes mean the same runs over the same questions."""
         return digest(
             {
                 "cells": [cell.key for cell in self.grid.cells],

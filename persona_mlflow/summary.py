@@ -51,8 +51,8 @@ def parent_summary(dataset: xr.Dataset) -> dict[str, Any]:
     warnings = []
     if high - low > SPREAD_WARNING:
         warnings.append(
-            f"the unparsed rate runs from {low:.1%} to {high:.1%} between runs: part of the instability may be "
-            "in the form of the answers, not in the answers"
+            f"the unparsed rate runs from {low:.1%} to {high:.1%} between runs: part of the instability may "
+            "be in the form of the answers, not in the answers"
         )
     if found["left_out"]:
         warnings.append(f"never right, and so no part of I_Q: {', '.join(found['left_out'])}")

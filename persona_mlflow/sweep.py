@@ -1,8 +1,8 @@
 """The main job: generate every draw of a plan that is not on record yet, and log each finished run.
 
-Work goes window by window (`Grid.windows`): the draws missing from the ledger become requests, one per prompt; the
-engine's completions are recorded batch by batch; a cell whose last answer is in is compacted and logged at once.
-Whatever interrupts it, the next call of the same command goes on from the ledger.
+Work goes window by window (`Grid.windows`): the draws missing from the ledger become requests, one per
+prompt; the engine's completions are recorded batch by batch; a cell whose last answer is in is compacted and
+logged at once. Whatever interrupts it, the next call of the same command goes on from the ledger.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Sweep:
             else:
                 summary = self._summary()
         except BaseException as error:
-            # Ctrl-C and SIGTERM end the run as killed, anything else as failed; the ledger keeps what is done.
+            # Ctrl-C and SIGTERM end the run as killed, all else as failed; the ledger keeps what is done.
             tracker.close("FAILED" if isinstance(error, Exception) else "KILLED")
             raise
         finally:
@@ -210,7 +210,7 @@ class Sweep:
         self._log_cell(cell, log, tracker, children)
 
     def _log_cell(self, cell: Cell, log: CellLog, tracker: Tracker, children: Mapping[str, Run]) -> None:
-        # A finished run stays as it is (pitfall M12), e.g. where the ledger was lost and the answers made again.
+        # A finished run stays as it is (pitfall M12), e.g. where a lost ledger was made again.
         if not _is_logged(cell, children):
             shared = {"model": self.plan.model.name, "dataset_fingerprint": self.plan.questions.fingerprint}
             with tempfile.TemporaryDirectory() as folder:
@@ -262,7 +262,7 @@ class Sweep:
             tracker.log_parent(tags=self._describe_engine(folder), files=folder)
 
     def _describe_engine(self, folder: Path) -> dict[str, Any]:
-        """Write the effective settings into a folder, and give them as tags; nothing where no model was loaded."""
+        """Write the effective settings into a folder and give them as tags, if a model was loaded."""
         if self.engine is None:
             return {}
         settings = self.engine.describe()

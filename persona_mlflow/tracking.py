@@ -1,7 +1,7 @@
 """MLflow: the one module that writes runs, and reads them back.
 
-Run ids are always explicit (`MlflowClient`): the fluent API's stack is per thread, and a set ``MLFLOW_RUN_ID``
-would turn a child into its parent. Under ``mlflow run`` the run that it made is the parent.
+Run ids are always explicit (`MlflowClient`): the fluent API's stack is per thread, and a set
+``MLFLOW_RUN_ID`` would turn a child into its parent. Under ``mlflow run`` the run that it made is the parent.
 """
 
 from __future__ import annotations
@@ -173,12 +173,15 @@ class Tracker:
             output: The ledger's folder.
             params: Logged where they are not there yet; a parameter is never changed.
             description: Shown by the UI on the run.
+
+        Raises:
+            UserError: The store cannot be opened, or ``MLFLOW_RUN_ID`` names no run that can be the parent.
         """
         client = connect(tracking_uri)
         # Taken out of the environment, so that no worker or library mistakes the parent for its own run.
         adopted_id = os.environ.pop("MLFLOW_RUN_ID", None)
         if adopted_id:
-            run = client.get_run(adopted_id)
+            run = _adopt(client, adopted_id, spec_hash)
             tracker = cls(client, run.info.experiment_id, adopted_id, adopted=True)
         else:
             experiment_id = _experiment_id(client, experiment, tracking_uri)
@@ -243,7 +246,7 @@ class Tracker:
         self.client.log_inputs(self.parent_id, [entry])
 
     def children(self) -> dict[str, Run]:
-        """The children that are there, by cell key; a finished one wins over an unfinished of the same cell."""
+        """The children that are there, by cell key; of two of the same cell, a finished one wins."""
         found: dict[str, Run] = {}
         for run in _search(self.client, self.experiment_id, f"tags.`{PARENT_RUN}` = '{self.parent_id}'"):
             key = run.data.tags.get(CELL)
@@ -334,6 +337,33 @@ def _user_tags() -> dict[str, str]:
     return dict(DefaultRunContext().tags())
 
 
+def _adopt(client: MlflowClient, run_id: str, spec_hash: str) -> Run:
+    """The run that ``MLFLOW_RUN_ID`` names, as the parent of this spec."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        raise UserError(
+            f"MLFLOW_RUN_ID={run_id}: the tracking store holds no such run; unset it, or name the store that "
+            "does (a SQLite database by its absolute path)"
+        ) from error
+    if run.info.lifecycle_stage == "deleted":
+        raise UserError(f"MLFLOW_RUN_ID={run_id}: that run was deleted; unset MLFLOW_RUN_ID")
+    if run.data.tags.get(SPEC_HASH, spec_hash) != spec_hash:
+        raise UserError(
+            f"MLFLOW_RUN_ID={run_id}: that run holds another experiment's results; unset MLFLOW_RUN_ID"
+        )
+    return run
+
+
+def close_adopted(tracking_uri: str | None) -> None:
+    """Mark the run of ``mlflow run`` as killed where the interrupt came before `Tracker.open`."""
+    run_id = os.environ.pop("MLFLOW_RUN_ID", None)
+    if run_id:
+        connect(tracking_uri).set_terminated(run_id, "KILLED")
+
+
 def _place(output: Path) -> str:
     """A ledger's folder, told apart from one of the same name on another machine."""
     return f"{socket.gethostname()}:{output.absolute()}"
@@ -410,7 +440,8 @@ def find_parents(client: MlflowClient, source: str | None = None) -> list[Run]:
             run = client.get_run(source)
         except MlflowException as error:
             raise UserError(
-                f"{source!r}: neither a run id nor an experiment; experiments: {', '.join(experiments) or 'none'}"
+                f"{source!r}: neither a run id nor an experiment; "
+                f"experiments: {', '.join(experiments) or 'none'}"
             ) from error
         if run.data.tags.get(ROLE) != "parent":
             parent = run.data.tags.get(PARENT_RUN)

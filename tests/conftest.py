@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,26 @@ def lettered_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def bare_workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory: the store, the artifacts and the ledger land in it."""
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def new_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite store as MLflow makes it, which takes some seconds: made once, and copied."""
+    from persona_mlflow.tracking import connect
+
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    connect(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def workdir(bare_workdir: Path, new_store: Path) -> Path:
+    """A working directory with a store in which nothing is logged yet."""
+    shutil.copyfile(new_store, bare_workdir / "mlflow.db")
+    return bare_workdir

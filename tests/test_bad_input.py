@@ -13,14 +13,14 @@ from experiments import call, write_spec
 CSV = "question,A,B,C,answer,subject\nWhich?,x,y,z,B,One\nWhat?,p,q,r,A,Two\n"
 
 
-def refuse(capsys: pytest.CaptureFixture[str], workdir: Path, *arguments: str) -> str:
+def refuse(capsys: pytest.CaptureFixture[str], bare_workdir: Path, *arguments: str) -> str:
     """Run, expect exit code 2 and that nothing was generated or logged, and give the message."""
     capsys.readouterr()
     assert call("run", "-o", "out", *arguments) == 2
     message = capsys.readouterr().err
     assert "Traceback" not in message
-    assert not list(workdir.glob("out/cells/*"))
-    assert not (workdir / "mlflow.db").exists()
+    assert not list(bare_workdir.glob("out/cells/*"))
+    assert not (bare_workdir / "mlflow.db").exists()
     return message
 
 
@@ -59,14 +59,14 @@ def refuse(capsys: pytest.CaptureFixture[str], workdir: Path, *arguments: str) -
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_a_wrong_option_is_named(
-    workdir: Path,
+    bare_workdir: Path,
     lettered_model: Path,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
     named: list[str],
 ) -> None:
-    spec = write_spec(workdir, lettered_model)
-    message = refuse(capsys, workdir, "-e", str(spec), *arguments)
+    spec = write_spec(bare_workdir, lettered_model)
+    message = refuse(capsys, bare_workdir, "-e", str(spec), *arguments)
     for part in named:
         assert part in message, message
 
@@ -88,17 +88,17 @@ def test_a_wrong_option_is_named(
     ],
 )
 def test_a_wrong_table_is_named_by_file_and_line(
-    workdir: Path,
+    bare_workdir: Path,
     lettered_model: Path,
     capsys: pytest.CaptureFixture[str],
     changes: dict[str, Any],
     named: list[str],
 ) -> None:
-    path = workdir / "mine.csv"
+    path = bare_workdir / "mine.csv"
     path.write_bytes(changes.get("bytes") or changes.get("text", CSV).encode())
     source = {"source": "table", "path": str(path), "columns": changes.get("columns", {})}
-    spec = write_spec(workdir, lettered_model, questions=source)
-    message = refuse(capsys, workdir, "-e", str(spec))
+    spec = write_spec(bare_workdir, lettered_model, questions=source)
+    message = refuse(capsys, bare_workdir, "-e", str(spec))
     for part in named:
         assert part in message, message
 
@@ -112,47 +112,51 @@ def test_a_wrong_table_is_named_by_file_and_line(
     ],
 )
 def test_a_template_without_its_placeholder_is_named(
-    workdir: Path, lettered_model: Path, capsys: pytest.CaptureFixture[str], prompts: str, named: list[str]
+    bare_workdir: Path,
+    lettered_model: Path,
+    capsys: pytest.CaptureFixture[str],
+    prompts: str,
+    named: list[str],
 ) -> None:
-    (workdir / "prompts.yaml").write_text(prompts)
-    spec = write_spec(workdir, lettered_model)
-    message = refuse(capsys, workdir, "-e", str(spec), "--prompts", "prompts.yaml")
+    (bare_workdir / "prompts.yaml").write_text(prompts)
+    spec = write_spec(bare_workdir, lettered_model)
+    message = refuse(capsys, bare_workdir, "-e", str(spec), "--prompts", "prompts.yaml")
     for part in ["prompts.yaml", *named]:
         assert part in message
 
 
 def test_a_prompt_longer_than_the_context_is_named_before_anything_is_generated(
-    workdir: Path, lettered_model: Path, capsys: pytest.CaptureFixture[str]
+    bare_workdir: Path, lettered_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = "Why? " * 400
-    (workdir / "mine.csv").write_text(CSV + f"{long},a,b,c,A,Two\n")
-    spec = write_spec(workdir, lettered_model, questions="mine.csv", limit=None)
-    message = refuse(capsys, workdir, "-e", str(spec))
+    (bare_workdir / "mine.csv").write_text(CSV + f"{long},a,b,c,A,Two\n")
+    spec = write_spec(bare_workdir, lettered_model, questions="mine.csv", limit=None)
+    message = refuse(capsys, bare_workdir, "-e", str(spec))
     for part in ("Why? Why?", "tokens", "512", "context"):
         assert part in message
 
 
 @pytest.mark.parametrize("content", [None, "weights"])
 def test_a_folder_that_is_no_model_is_named(
-    workdir: Path, lettered_model: Path, capsys: pytest.CaptureFixture[str], content: str | None
+    bare_workdir: Path, lettered_model: Path, capsys: pytest.CaptureFixture[str], content: str | None
 ) -> None:
-    folder = workdir / "model"
+    folder = bare_workdir / "model"
     folder.mkdir()
     if content:
         (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    spec = write_spec(workdir, lettered_model)
-    message = refuse(capsys, workdir, "-e", str(spec), "-m", str(folder))
+    spec = write_spec(bare_workdir, lettered_model)
+    message = refuse(capsys, bare_workdir, "-e", str(spec), "-m", str(folder))
     assert str(folder) in message
 
 
 def test_a_second_process_on_the_same_output_is_refused(
-    workdir: Path, lettered_model: Path, capsys: pytest.CaptureFixture[str]
+    bare_workdir: Path, lettered_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from persona_mlflow.ledger import Ledger
 
-    spec = write_spec(workdir, lettered_model)
-    with Ledger(workdir / "out").lock():
-        assert "another process" in refuse(capsys, workdir, "-e", str(spec))
+    spec = write_spec(bare_workdir, lettered_model)
+    with Ledger(bare_workdir / "out").lock():
+        assert "another process" in refuse(capsys, bare_workdir, "-e", str(spec))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +170,7 @@ def test_a_second_process_on_the_same_output_is_refused(
     ],
 )
 def test_the_other_commands_name_mistakes_too(
-    workdir: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], named: list[str]
+    bare_workdir: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], named: list[str]
 ) -> None:
     assert call(*arguments) == 2
     message = capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import time
@@ -51,10 +52,11 @@ def all_runs() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(
-    lettered_model: Path, tmp_path_factory: pytest.TempPathFactory
+    lettered_model: Path, new_store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Every answer and metric of a run that nothing disturbed."""
     folder = tmp_path_factory.mktemp("uninterrupted")
+    shutil.copyfile(new_store, folder / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         spec = write_spec(folder, lettered_model, **LARGER)

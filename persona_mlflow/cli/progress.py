@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TerminalProgress:
-    """A live line on a terminal, and now and then a plain line elsewhere: runs, answers per second, time left.
+    """A live line on a terminal, now and then a plain line elsewhere: runs, answers per second, time left.
 
     Args:
         quiet: Show nothing.

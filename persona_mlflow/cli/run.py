@@ -53,7 +53,7 @@ def run(
     _refuse_several_processes()
     plan = make_plan(read_spec(options))
     folder = output or plan.default_output
-    with _interruptible(folder, quiet=as_json):
+    with _interruptible(folder, tracking_uri):
         result = _sweep(plan, folder, experiment_name, tracking_uri, quiet=as_json)
     _print_result(result, plan, tracking_uri, as_json)
 
@@ -161,19 +161,22 @@ def _print_where_to_look(client: MlflowClient, uri: str, result: SweepResult, pl
 
 
 @contextmanager
-def _interruptible(folder: Path, quiet: bool) -> Iterator[None]:
+def _interruptible(folder: Path, tracking_uri: str | None) -> Iterator[None]:
     """Turn signals and failures into exit codes, each with the command that goes on."""
     from persona_mlflow.ledger import is_disk_full
+    from persona_mlflow.tracking import close_adopted
 
-    def on_sigterm(number: int, frame: FrameType | None) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        # On Ctrl-C, `mlflow run` sends SIGTERM on top, which must not cut short what SIGINT began.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Terminated
+        raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
-    previous = signal.signal(signal.SIGTERM, on_sigterm)
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     again = f"Everything answered so far is in {folder}. To go on: {_this_command()}"
     try:
         yield
     except (KeyboardInterrupt, Terminated) as error:
+        close_adopted(tracking_uri)
         click.echo(f"\nInterrupted. {again}", err=True)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 143)
     except (UserError, click.ClickException):
@@ -188,7 +191,8 @@ def _interruptible(folder: Path, quiet: bool) -> Iterator[None]:
             click.echo(f"\nError: the run failed ({type(error).__name__}: {error}). {again}", err=True)
         sys.exit(1)
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _this_command() -> str:

@@ -14,8 +14,8 @@ from persona_mlflow.cli.options import json_option, tracking_uri_option
 def summarize(parents: tuple[str, ...], tracking_uri: str | None, as_json: bool) -> None:
     """Show experiments side by side: accuracy, the three instabilities, the unparsed rate.
 
-    PARENT is a parent run's id or an MLflow experiment's name; without one, all experiments are shown. Accuracies
-    and rates are fractions of 1; sd is the standard deviation of accuracy over runs.
+    PARENT is a parent run's id or an MLflow experiment's name; without one, all experiments are shown.
+    Accuracies and rates are fractions of 1; sd is the standard deviation of accuracy over runs.
     """
     import json
 

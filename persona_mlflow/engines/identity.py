@@ -82,8 +82,8 @@ def _hub_commit(reference: str, revision: str | None, known: Iterable[str]) -> s
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise UserError(
-            f"model {reference!r}: {choices(reference, known)}; or name a local folder, a GGUF file or a hub id. "
-            f"The hub did not give it ({reason}): check the name, the network and, for a gated model, "
+            f"model {reference!r}: {choices(reference, known)}; or name a local folder, a GGUF file or a hub "
+            f"id. The hub did not give it ({reason}): check the name, the network and, for a gated model, "
             "`hf auth login`"
         ) from error
     # …/snapshots/<commit>/config.json
