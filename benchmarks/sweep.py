@@ -86,6 +86,10 @@ def make_pipeline(engine: HFEngine) -> Any:
 
 def compare(arguments: argparse.Namespace) -> list[str]:
     """Run both in turns and return the lines of a Markdown report."""
+    import torch
+
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     requests = build_requests(
         arguments.personas, arguments.formats, arguments.questions, arguments.temperatures
     )
@@ -130,14 +134,17 @@ def report(
     ours = medians.pop("this engine")
     best = min(medians, key=lambda name: medians[name])
     ratios = [b / a for a, b in zip(times["this engine"], times[best], strict=True)]
-    where = f"{os.cpu_count()} cores" if described["device"] == "cpu" else "1 GPU"
+    import torch
+
+    threads = f"{torch.get_num_threads()} threads on {os.cpu_count()} cores"
+    where = threads if described["device"] == "cpu" else "1 GPU"
     lines = [
         f"### {date.today()}: {arguments.model}, {described['dtype']}, {described['device_name']}, {where}",
         "",
         f"{answers} answers: {arguments.personas} personas × {', '.join(arguments.formats)} × "
-        f"{arguments.questions} questions × temperatures {', '.join(map(str, arguments.temperatures))}; at most "
-        f"{arguments.new_tokens} tokens; medians of {arguments.repeats}, taken in turns; greedy texts identical. "
-        f"torch {described['torch']}, transformers {described['transformers']}, Python "
+        f"{arguments.questions} questions × temperatures {', '.join(map(str, arguments.temperatures))}; at "
+        f"most {arguments.new_tokens} tokens; medians of {arguments.repeats}, taken in turns; greedy texts "
+        f"identical. torch {described['torch']}, transformers {described['transformers']}, Python "
         f"{platform.python_version()}; this engine with up to {described['batch_size']} rows.",
         "",
         "| | seconds | answers/s | spread of seconds |",
@@ -176,6 +183,9 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--batch-size", type=lambda v: v if v == "auto" else int(v), default="auto")
     parser.add_argument("--pipeline-batch-sizes", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument(
+        "--threads", type=int, help="processor threads of both; torch's default where not given"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--append", action="store_true", help="put the report into RESULTS.md")
     arguments = parser.parse_args()

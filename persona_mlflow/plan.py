@@ -98,6 +98,7 @@ class Plan:
             "top_k": spec.decoding.top_k,
             "top_p": spec.decoding.top_p,
             "seed": spec.seed,
+            **({"limit": spec.limit} if spec.limit else {}),
             "dtype": spec.engine.dtype,
             "quantization": spec.engine.quantization,
             "questions": self.questions.name,

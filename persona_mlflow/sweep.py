@@ -169,6 +169,9 @@ class Sweep:
                 missing[index].discard(question_id)
                 if not missing[index]:
                     self._complete(cells[index], logs, tracker, children)
+        lost = sum(map(len, missing.values()))
+        if lost:
+            raise RuntimeError(f"the engine gave no answer to {lost} draws")
 
     def _requests(self, group: list[Cell], missing: Mapping[int, set[str]]) -> Iterable[Request]:
         for question in self.questions:

@@ -257,7 +257,8 @@ def test_prefill_of_a_template_that_renders_past_answers_with_a_trace() -> None:
     tokenizer = build_tokenizer("thinking")
     tokenizer.chat_template = (
         "{% for m in messages %}<|start|>{{ m['role'] }}\n"
-        "{% if m['role'] == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m['content'] }}<|eot|>{% endfor %}"
+        "{% if m['role'] == 'assistant' %}<think>\n\n</think>\n\n{% endif %}"
+        "{{ m['content'] }}<|eot|>{% endfor %}"
         "{% if add_generation_prompt %}<|start|>assistant\n<think>\n{% endif %}"
     )
     assert PromptRenderer(tokenizer).prefill == "<think>\n"

@@ -10,8 +10,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
     PreTrainedModel,
@@ -117,6 +119,14 @@ FAMILIES: dict[str, tuple[type[Any], dict[str, Any], str]] = {
     # The windows are shorter than a prompt, so that they matter.
     "mistral": (MistralConfig, {"sliding_window": 24}, "dropping"),
     "gemma2": (Gemma2Config, {"sliding_window": 24, "head_dim": 8, "query_pre_attn_scalar": 8}, "gemma"),
+    # A convolution's state beside keys and values, which rows cannot join.
+    "lfm2": (
+        Lfm2Config,
+        {"layer_types": ["conv", "full_attention"], "block_ff_dim": 64, "block_auto_adjust_ff_dim": False},
+        "chatml",
+    ),
+    # Alibi: no position ids.
+    "bloom": (BloomConfig, {"n_head": 4, "n_layer": 2}, "chatml"),
     "gemma3": (
         Gemma3TextConfig,
         {

@@ -171,7 +171,10 @@ def _interruptible(folder: Path, tracking_uri: str | None) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
-    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in previous.items():
+        if handler != signal.SIG_IGN:  # as in a script's background job, which Ctrl-C is not meant for
+            signal.signal(number, on_signal)
     again = f"Everything answered so far is in {folder}. To go on: {_this_command()}"
     try:
         yield

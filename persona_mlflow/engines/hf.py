@@ -76,6 +76,7 @@ class HFEngine:
         self._asked = batch_size
         self._deterministic = deterministic
         self._capacity: int | None = 1 if deterministic else (None if batch_size == "auto" else batch_size)
+        self._most_rows: int | None = None  # known once memory ran out
         self._prefill_tokens = _PREFILL_TOKENS.get(model.device.type, 2048)
         pad = tokenizer.pad_token_id
         self._model: Model | None = Model(model, pad if pad is not None else 0)
@@ -146,8 +147,9 @@ class HFEngine:
             UserError: A prompt cannot be run, or memory does not even hold a single row.
         """
         queue = self._plan(requests)
-        if self._capacity is None and queue:
-            self._capacity = self._auto_rows(len(queue[0][0].prompt))
+        if self._asked == "auto" and not self._deterministic and queue:
+            fits = self._auto_rows(len(queue[0][0].prompt))
+            self._capacity = min(fits, self._most_rows) if self._most_rows else fits
         odd: list[Row] = []
         for done in self._run(queue):
             odd += [row for row in done if row.finish == "non-finite"]
@@ -217,7 +219,6 @@ class HFEngine:
         batch = self._batch(capacity)
         while queue or batch.rows:
             joining = self._take(queue, batch)
-            failure: UserError | None = None
             try:
                 # Not around the yield: the mode would leak into the caller.
                 with torch.inference_mode():
@@ -225,19 +226,16 @@ class HFEngine:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                if len({id(row) for row in (*batch.rows, *joining)}) == 1:
-                    failure = UserError(
-                        f"out of memory with a single row on {self._running.device}: use a smaller model, "
-                        "quantization 8bit or 4bit, or fewer max_new_tokens"
-                    )
             else:
                 if done:
                     yield done
                 continue
-            # Here, not in the except block: the traceback held on to the tensors.
-            if failure:
-                raise failure
-            batch = self._halve(queue, batch, joining, capacity)
+            # Here, not in the except block: its traceback held on to the tensors. So did the batch.
+            rows = list({id(row): row for row in (*batch.rows, *joining)}.values())
+            most = min(batch.capacity, len(rows))
+            del batch
+            self._halve(queue, rows, most)
+            batch = self._batch(capacity)
 
     def _batch(self, capacity: int | None) -> Batch:
         return Batch(self._running, self.decoding, self.eos_ids, capacity or self._capacity or 1)
@@ -266,36 +264,48 @@ class HFEngine:
             tokens, prompts = width, prompts + 1
         return taken
 
-    def _halve(
-        self, queue: deque[list[Row]], batch: Batch, joining: list[Row], capacity: int | None
-    ) -> Batch:
-        """After running out of memory: put the rows back and go on with half as many."""
-        rows = list({id(row): row for row in (*batch.rows, *joining)}.values())
+    def _halve(self, queue: deque[list[Row]], rows: Sequence[Row], most: int) -> None:
+        """After running out of memory with `most` rows: put them back, for half as many at a time."""
+        free_memory()
+        if most == 1:
+            raise UserError(
+                f"out of memory with a single row on {self._running.device}: use a smaller model, "
+                "quantization 8bit or 4bit, or fewer max_new_tokens"
+            )
         groups: dict[tuple[int, ...], list[Row]] = {}
         for row in rows:
             groups.setdefault(row.prompt, []).append(row.restart())
         queue.extendleft(sorted(groups.values(), key=lambda g: len(g[0].prompt)))
-        self._capacity = max(1, min(batch.capacity, len(rows)) // 2)
+        self._capacity = self._most_rows = most // 2
         self._prefill_tokens = max(1, self._prefill_tokens // 2)
-        del batch
-        free_memory()
-        return self._batch(capacity)
 
     def _recompute(self, rows: list[Row]) -> Iterator[list[Completion]]:
-        """Run rows whose logits were not numbers again, alone and in float32."""
-        quantized = getattr(self._running.module, "is_quantized", False)
-        note = "recomputed alone after non-finite logits" if quantized else "recomputed in float32"
-        with contextlib.nullcontext() if quantized else in_float32(self._running.module):
+        """Run rows whose logits were not numbers again, alone, and in float32 where the weights can be."""
+        with contextlib.ExitStack() as stack:
+            note = self._widen(stack)
             for row in rows:
                 row.restart().notes = note
                 for done in self._run(deque([[row]]), capacity=1):
                     if done[0].finish == "non-finite":
                         raise UserError(
-                            f"{self._name} gives logits that are not numbers, even alone and in float32, for "
-                            f"the prompt that ends {self._tokenizer.decode(list(row.prompt[-20:]))!r}: the "
-                            "weights are damaged"
+                            f"{self._name} gives logits that are not numbers for the prompt that ends "
+                            f"{self._tokenizer.decode(list(row.prompt[-20:]))!r}, even when {note}: the weights "
+                            "are damaged, or dtype is too narrow for them"
                         )
                     yield self._complete(done)
+
+    def _widen(self, stack: contextlib.ExitStack) -> str:
+        """Hold the weights in float32 until the stack closes; returns the note for the rows."""
+        alone = "recomputed alone after non-finite logits"
+        if getattr(self._running.module, "is_quantized", False):
+            return alone
+        try:
+            stack.enter_context(in_float32(self._running.module))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return alone
+        return "recomputed in float32"
 
     def _complete(self, rows: Sequence[Row]) -> list[Completion]:
         completions = []

@@ -24,7 +24,9 @@ def free_bytes(device: Any) -> int:
     import torch
 
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        # What torch has reserved and does not use is free to it, too.
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
     import psutil
 
     return int(psutil.virtual_memory().available)
