@@ -159,4 +159,5 @@ def _generation(spec: ExperimentSpec, model: Model, revision: str) -> Mapping[st
         "seed": spec.seed,
         "dtype": spec.engine.dtype,
         "quantization": spec.engine.quantization,
+        "deterministic": spec.engine.deterministic,
     }

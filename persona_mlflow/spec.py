@@ -5,11 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+)
 
 from persona_mlflow.catalog import Catalogue, Persona, load_catalogue, read_yaml
 from persona_mlflow.errors import UserError, choices
@@ -19,6 +28,16 @@ if TYPE_CHECKING:
     from persona_mlflow.questions import QuestionSet
 
 
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a whole number")
+    return value
+
+
+# YAML's `yes` and `on` are booleans, and Python's booleans are whole numbers.
+Whole = Annotated[int, BeforeValidator(_no_bool)]
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -26,8 +45,8 @@ class _Section(BaseModel):
 class DecodingSpec(_Section):
     """How every completion is drawn (P1 §4). Temperature is a factor, not a part of this."""
 
-    max_new_tokens: int = Field(default=1000, ge=1)
-    top_k: int = Field(default=50, ge=0)
+    max_new_tokens: Whole = Field(default=1000, ge=1)
+    top_k: Whole = Field(default=50, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
 
 
@@ -42,7 +61,7 @@ class EngineSpec(_Section):
         deterministic: One fixed batch size and float32, so that arithmetic never depends on the batch.
     """
 
-    batch_size: int | Literal["auto"] = "auto"
+    batch_size: Whole | Literal["auto"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "8bit", "4bit"] = "none"
     device: str = "auto"
@@ -52,7 +71,7 @@ class EngineSpec(_Section):
     @classmethod
     def _positive(cls, value: int | str) -> int | str:
         if isinstance(value, int) and value < 1:
-            raise ValueError("give a whole number from 1, or auto")
+            raise ValueError("must be a whole number from 1, or auto")
         return value
 
 
@@ -91,12 +110,12 @@ class ExperimentSpec(_Section):
     revision: str | None = None
     questions: str | dict[str, Any] = "builtin"
     categories: list[str] | None = None
-    limit: int | None = Field(default=None, ge=1)
+    limit: Whole | None = Field(default=None, ge=1)
     drop: list[Literal["duplicates", "equal_options"]] = []
     personas: Literal["all"] | list[str] = "all"
     factors: dict[str, list[Any]] = {}
     decoding: DecodingSpec = DecodingSpec()
-    seed: int = Field(default=0, ge=0)
+    seed: Whole = Field(default=0, ge=0)
     engine: EngineSpec = EngineSpec()
     catalog: CatalogueFiles = CatalogueFiles()
 
@@ -205,7 +224,7 @@ def parse_spec(content: Mapping[str, Any], source: str, folder: Path | None = No
     try:
         spec = ExperimentSpec.model_validate(_resolve_paths(content, folder))
     except ValidationError as error:
-        raise UserError("\n".join(_explain(item, source) for item in error.errors())) from error
+        raise UserError(_explain(error.errors(), source)) from error
     spec._source = source
     return spec
 
@@ -228,20 +247,35 @@ def _resolve_paths(content: Mapping[str, Any], folder: Path | None) -> dict[str,
     return resolved
 
 
-def _explain(item: Any, source: str) -> str:
-    parts = [part for part in item["loc"] if not str(part).startswith(("literal[", "list[", "constrained-"))]
-    where = ".".join(str(part) for part in parts)
+# Parts of pydantic's locations that name the form it tried, not a place in the file.
+_FORM = re.compile(r"str|int|float|bool|dict\[.*|list\[.*|literal\[.*|constrained-.*|function-.*|\[key\]")
+
+
+def _explain(errors: Sequence[Any], source: str) -> str:
+    """One line per wrong key: pydantic reports each form that a value could have had by itself."""
+    lines: dict[str, list[str]] = {}
+    for item in errors:
+        place = [str(part) for part in item["loc"] if not _FORM.fullmatch(str(part))]
+        lines.setdefault(".".join(place), []).append(_problem(item, place))
+    return "\n".join(f"{source}: {where}: {', or '.join(found)}" for where, found in lines.items())
+
+
+def _problem(item: Any, place: list[str]) -> str:
     if item["type"] == "extra_forbidden":
-        model: type[BaseModel] = ExperimentSpec
-        for part in parts[:-1]:
-            model = type(getattr(model.model_construct(), str(part)))
-        return f"{source}: {where}: no such key; {choices(str(parts[-1]), model.model_fields)}"
+        section: type[BaseModel] = ExperimentSpec
+        for part in place[:-1]:
+            section = type(getattr(section.model_construct(), part))
+        return f"no such key; {choices(place[-1], section.model_fields)}"
     if item["type"] == "missing":
-        return f"{source}: {where}: missing; it is required"
+        return "missing; it is required"
     if item["type"] == "string_pattern_mismatch":
-        return f"{source}: {where}: {item['input']!r} must be letters, digits, '.', '_' and '-' only"
-    message = item["msg"].removeprefix("Value error, ")
-    return f"{source}: {where}: got {item['input']!r}; {message[0].lower()}{message[1:]}"
+        return f"{item['input']!r} must be letters, digits, '.', '_' and '-' only"
+    message = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    for term, plain in (("valid dictionary", "mapping"), ("valid string", "text"), ("valid list", "list")):
+        message = re.sub(
+            f"(a )?{term}( or instance of \\w+)?", f"a {plain}" if plain != "text" else plain, message
+        )
+    return f"{item['input']!r} {message}"
 
 
 def canonical_json(value: Any) -> str:

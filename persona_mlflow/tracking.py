@@ -11,6 +11,8 @@ import logging
 import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -329,6 +331,8 @@ class Tracker:
     def close(self, status: str) -> None:
         """End the parent, last of all runs, so that the UI's newest rows start with it (pitfall M16)."""
         _retry(lambda: self.client.set_terminated(self.parent_id, status))
+        if self.adopted and status == "KILLED":
+            _keep_killed(self.client.tracking_uri, self.parent_id)
 
 
 def _user_tags() -> dict[str, str]:
@@ -361,7 +365,44 @@ def close_adopted(tracking_uri: str | None) -> None:
     """Mark the run of ``mlflow run`` as killed where the interrupt came before `Tracker.open`."""
     run_id = os.environ.pop("MLFLOW_RUN_ID", None)
     if run_id:
-        connect(tracking_uri).set_terminated(run_id, "KILLED")
+        client = connect(tracking_uri)
+        client.set_terminated(run_id, "KILLED")
+        _keep_killed(client.tracking_uri, run_id)
+
+
+def _keep_killed(uri: str, run_id: str) -> None:
+    """Leave a process behind that turns the run back into a killed one.
+
+    When its command has ended, `mlflow run` marks the run as failed, whatever the command marked it as: MLflow
+    3.17 looks for the status's name among the statuses' numbers.
+    """
+    code = f"from persona_mlflow.tracking import restore_killed; restore_killed({run_id!r})"
+    subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "MLFLOW_TRACKING_URI": uri},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def restore_killed(run_id: str, seconds: float = 60.0) -> None:
+    """Wait until `mlflow run` has marked a killed run as failed, and mark it as killed again.
+
+    Args:
+        run_id: The run.
+        seconds: How long to wait; a run that is still marked as killed then was not under `mlflow run`.
+    """
+    client = connect(None)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        info = client.get_run(run_id).info
+        if info.status == "FAILED":
+            client.set_terminated(run_id, "KILLED", info.end_time)
+        if info.status != "KILLED":
+            return
+        time.sleep(0.1)
 
 
 def _place(output: Path) -> str:
