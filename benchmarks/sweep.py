@@ -136,7 +136,7 @@ def report(
     ratios = [b / a for a, b in zip(times["this engine"], times[best], strict=True)]
     import torch
 
-    threads = f"{torch.get_num_threads()} threads on {os.cpu_count()} cores"
+    threads = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
     where = threads if described["device"] == "cpu" else "1 GPU"
     lines = [
         f"### {date.today()}: {arguments.model}, {described['dtype']}, {described['device_name']}, {where}",

@@ -332,7 +332,7 @@ class Tracker:
         """End the parent, last of all runs, so that the UI's newest rows start with it (pitfall M16)."""
         _retry(lambda: self.client.set_terminated(self.parent_id, status))
         if self.adopted and status == "KILLED":
-            _keep_killed(self.client.tracking_uri, self.parent_id)
+            _keep_killed(self.client, self.parent_id)
 
 
 def _user_tags() -> dict[str, str]:
@@ -367,19 +367,21 @@ def close_adopted(tracking_uri: str | None) -> None:
     if run_id:
         client = connect(tracking_uri)
         client.set_terminated(run_id, "KILLED")
-        _keep_killed(client.tracking_uri, run_id)
+        _keep_killed(client, run_id)
 
 
-def _keep_killed(uri: str, run_id: str) -> None:
+def _keep_killed(client: MlflowClient, run_id: str) -> None:
     """Leave a process behind that turns the run back into a killed one.
 
-    When its command has ended, `mlflow run` marks the run as failed, whatever the command marked it as: MLflow
-    3.17 looks for the status's name among the statuses' numbers.
+    When its command has ended, `mlflow run` marks the run as failed, whatever the command marked it as: it
+    means to spare a run that has ended, but looks for the status's name among the statuses' numbers.
     """
+    if client.get_run(run_id).data.tags.get("mlflow.source.type") != "PROJECT":
+        return  # a run of the user's own, which MLFLOW_RUN_ID names
     code = f"from persona_mlflow.tracking import restore_killed; restore_killed({run_id!r})"
     subprocess.Popen(
         [sys.executable, "-c", code],
-        env={**os.environ, "MLFLOW_TRACKING_URI": uri},
+        env={**os.environ, "MLFLOW_TRACKING_URI": client.tracking_uri},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -392,7 +394,7 @@ def restore_killed(run_id: str, seconds: float = 60.0) -> None:
 
     Args:
         run_id: The run.
-        seconds: How long to wait; a run that is still marked as killed then was not under `mlflow run`.
+        seconds: How long to wait; a run that is still marked as killed by then is left so.
     """
     client = connect(None)
     deadline = time.monotonic() + seconds
@@ -402,7 +404,7 @@ def restore_killed(run_id: str, seconds: float = 60.0) -> None:
             client.set_terminated(run_id, "KILLED", info.end_time)
         if info.status != "KILLED":
             return
-        time.sleep(0.1)
+        time.sleep(0.25)
 
 
 def _place(output: Path) -> str:

@@ -289,8 +289,8 @@ class HFEngine:
                     if done[0].finish == "non-finite":
                         raise UserError(
                             f"{self._name} gives logits that are not numbers for the prompt that ends "
-                            f"{self._tokenizer.decode(list(row.prompt[-20:]))!r}, even when {note}: the weights "
-                            "are damaged, or dtype is too narrow for them"
+                            f"{self._tokenizer.decode(list(row.prompt[-20:]))!r}, even when {note}: the "
+                            "weights are damaged, or dtype is too narrow for them"
                         )
                     yield self._complete(done)
 

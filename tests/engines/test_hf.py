@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,15 +16,6 @@ from tiny_models import FAMILIES, build, build_model, build_tokenizer
 
 # Many tokens end a turn here, so that rows of a random model leave the batch at different times.
 ENDS = list(range(40, 75))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterable[None]:
-    """Two threads cost a model of this size more than they give."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def requests(count: int = 8, temperatures: Sequence[float] = (0.0, 0.5, 1.0)) -> list[Request]:
@@ -88,7 +79,7 @@ def test_G1_greedy_text_is_that_of_generate_row_by_row(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_G20_answers_do_not_depend_on_batch_size_or_order(family: str) -> None:
-    wanted = requests()
+    wanted = requests(6)
     reference = run(tiny_engine(family, batch_size=1), wanted)
     assert len({c.text for c in reference.values()}) > len(reference) / 3
     for batch_size in (7, 32):
@@ -308,7 +299,7 @@ def test_no_requests_give_no_completions() -> None:
 
 @pytest.mark.slow
 def test_G20_real_model_gives_the_same_answers_at_any_batch_size() -> None:
-    engine = load_engine("smollm2", decoding=Decoding(max_new_tokens=24), batch_size=32)
+    engine = load_engine("smollm2", decoding=Decoding(max_new_tokens=16), batch_size=32)
     wanted = [
         Request(
             f"You are {persona}.",
@@ -318,10 +309,10 @@ def test_G20_real_model_gives_the_same_answers_at_any_batch_size() -> None:
             tuple(Draw((persona, i, t), t, 100 * i + int(10 * t)) for t in (0.0, 0.5, 1.0)),
         )
         for persona in ("a chef", "a lawyer")
-        for i in range(4)
+        for i in range(3)
     ]
     reference = run(engine, wanted)
-    for batch_size in (7, 1):
+    for batch_size in (7, 2):
         engine._capacity = batch_size
         assert run(engine, random.Random(1).sample(wanted, len(wanted))) == reference
     for request in wanted[:2]:

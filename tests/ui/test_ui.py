@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-import shlex
+import shutil
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from servers import chromium_page, mlflow_command, mlflow_server, postgres_server
 
 from persona_mlflow import ui
 from persona_mlflow.errors import UserError
@@ -21,6 +19,8 @@ from persona_mlflow.errors import UserError
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from playwright.sync_api import Page
+
+    from conftest import Product
 
 TAG = "mlflow.sharedViewState."
 PARAMS = ["persona", "persona_group", "ppf", "tpf", "temperature"]
@@ -64,15 +64,13 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(product: Product, site_url: str) -> Site:
     """One parent with four children, and a later one with more than a page of them."""
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
 
-    home = tmp_path_factory.mktemp("ui")
-    uri = f"sqlite:///{home / 'mlflow.db'}"
-    client = MlflowClient(uri)
-    experiment_id = client.create_experiment("paper", artifact_location=(home / "artifacts").as_uri())
+    client = MlflowClient(product.uri)
+    experiment_id = client.create_experiment("paper", artifact_location=(product.folder / "paper").as_uri())
     parent_id = client.create_run(experiment_id, run_name="model-a").info.run_id
     client.log_param(parent_id, "model", "model-a")
     client.log_metric(parent_id, "instability/accuracy", 0.1875)
@@ -98,11 +96,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     for number in range(OTHER_CHILDREN):
         tags = {"mlflow.parentRunId": other, **ui.CHILD_RUN_TAGS}
         client.create_run(experiment_id, run_name=f"other-{number}", tags=tags)
-    program, *arguments = shlex.split(ui.ui_command(uri))
-    assert program == "mlflow"
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    with mlflow_command(arguments, elsewhere) as url:
-        yield Site(url, client, experiment_id, parent_id, child_ids)
+    return Site(site_url, client, experiment_id, parent_id, child_ids)
 
 
 def _apply(site: Site, *parents: str) -> str:
@@ -111,11 +105,11 @@ def _apply(site: Site, *parents: str) -> str:
     )
 
 
-def _open_runs(page: Page, url: str, *, rows: int) -> list[dict[str, str]]:
+def open_runs(page: Page, url: str, *, rows: int) -> list[dict[str, str]]:
     """Open the runs table and wait until it has settled with at least so many rows."""
     page.goto(url)
     page.wait_for_function(f"() => document.querySelectorAll('.ag-row[row-index=\"{rows - 1}\"]').length > 0")
-    page.wait_for_timeout(1500)  # columns are moved and sized after the rows came
+    page.wait_for_timeout(1000)  # columns are moved and sized after the rows came
     found: list[dict[str, str]] = page.evaluate(READ_GRID)
     return found
 
@@ -133,28 +127,29 @@ def _assert_cells(rows: list[dict[str, str]]) -> None:
 
 
 @pytest.mark.slow
-def test_M16_link_shows_parent_over_its_children_with_their_values(site: Site, tmp_path: Path) -> None:
+def test_M16_link_shows_parent_over_its_children_with_their_values(
+    page: Page, site: Site, tmp_path: Path
+) -> None:
     key = _apply(site, site.parent_id)
-    with chromium_page(1920, 1000) as page:
-        rows = _open_runs(page, ui.runs_url(site.url, site.experiment_id, key), rows=5)
-        page.screenshot(path=tmp_path / "runs.png")
-        _assert_cells(rows)
-        # Under the parent also means: indented.
-        left = {name: page.get_by_role("link", name=name).bounding_box() for name in ("model-a", "cell-0")}
-        assert left["model-a"] is not None
-        assert left["cell-0"] is not None
-        assert left["cell-0"]["x"] > left["model-a"]["x"]
-        # The columns stand in the order that was asked for, and the first ones need no scrolling.
-        headers = {header["id"]: header for header in page.evaluate(READ_HEADERS)}
-        shown = [f"params.`{name}`" for name in PARAMS] + [f"metrics.`{name}`" for name in METRICS]
-        assert [name for name in headers if name in shown] == shown
-        assert headers["metrics.`accuracy`"]["right"] < 1920
-        # The view has its name in the UI's own list.
-        assert page.get_by_text(ui.DEFAULT_NAME, exact=True).count() == 1
+    rows = open_runs(page, ui.runs_url(site.url, site.experiment_id, key), rows=5)
+    page.screenshot(path=tmp_path / "runs.png")
+    _assert_cells(rows)
+    # Under the parent also means: indented.
+    left = {name: page.get_by_role("link", name=name).bounding_box() for name in ("model-a", "cell-0")}
+    assert left["model-a"] is not None
+    assert left["cell-0"] is not None
+    assert left["cell-0"]["x"] > left["model-a"]["x"]
+    # The columns stand in the order that was asked for, and the first ones need no scrolling.
+    headers = {header["id"]: header for header in page.evaluate(READ_HEADERS)}
+    shown = [f"params.`{name}`" for name in PARAMS] + [f"metrics.`{name}`" for name in METRICS]
+    assert [name for name in headers if name in shown] == shown
+    assert headers["metrics.`accuracy`"]["right"] < 1920
+    # The view has its name in the UI's own list.
+    assert page.get_by_text(ui.DEFAULT_NAME, exact=True).count() == 1
 
 
 @pytest.mark.slow
-def test_link_works_in_the_older_form_without_an_envelope(site: Site) -> None:
+def test_link_works_in_the_older_form_without_an_envelope(page: Page, site: Site) -> None:
     tag, value = ui.shared_view(
         site.experiment_id, params=PARAMS, metrics=METRICS, parent_run_ids=[site.parent_id]
     )
@@ -162,90 +157,45 @@ def test_link_works_in_the_older_form_without_an_envelope(site: Site) -> None:
     bare = {name: part for name, part in json.loads(value).items() if name not in envelope}
     site.client.set_experiment_tag(site.experiment_id, f"{TAG}older", json.dumps(bare))
     assert tag != f"{TAG}older"
-    with chromium_page(1920, 1000) as page:
-        _assert_cells(_open_runs(page, ui.runs_url(site.url, site.experiment_id, "older"), rows=5))
+    _assert_cells(open_runs(page, ui.runs_url(site.url, site.experiment_id, "older"), rows=5))
 
 
 @pytest.mark.slow
-def test_M16_link_for_all_parents_keeps_late_children_under_their_parent(site: Site) -> None:
+def test_M16_link_for_all_parents_keeps_late_children_under_their_parent(page: Page, site: Site) -> None:
     key = _apply(site)
-    with chromium_page(1920, 1000) as page:
-        rows = _open_runs(page, ui.runs_url(site.url, site.experiment_id, key), rows=5)
-        names = [row[NAME].split("\n")[-1] for row in rows]
-        # The parent is older than the 100 runs that the UI loads first, and yet it stands above them.
-        assert names[:3] == ["model-b", f"other-{OTHER_CHILDREN - 1}", f"other-{OTHER_CHILDREN - 2}"]
+    rows = open_runs(page, ui.runs_url(site.url, site.experiment_id, key), rows=5)
+    names = [row[NAME].split("\n")[-1] for row in rows]
+    # The parent is older than the 100 runs that the UI loads first, and yet it stands above them.
+    assert names[:3] == ["model-b", f"other-{OTHER_CHILDREN - 1}", f"other-{OTHER_CHILDREN - 2}"]
 
 
 @pytest.mark.slow
-def test_without_the_link_no_param_and_no_metric_is_shown(site: Site, tmp_path: Path) -> None:
-    with chromium_page(1920, 1000) as page:
-        _open_runs(page, f"{site.url}/#/experiments/{site.experiment_id}/runs", rows=1)
-        page.screenshot(path=tmp_path / "default.png")
-        ids = [header["id"] for header in page.evaluate(READ_HEADERS)]
-        assert NAME in ids
-        assert [name for name in ids if name.startswith(("params.", "metrics."))] == []
+def test_without_the_link_no_param_and_no_metric_is_shown(page: Page, site: Site, tmp_path: Path) -> None:
+    open_runs(page, f"{site.url}/#/experiments/{site.experiment_id}/runs", rows=1)
+    page.screenshot(path=tmp_path / "default.png")
+    ids = [header["id"] for header in page.evaluate(READ_HEADERS)]
+    assert NAME in ids
+    assert [name for name in ids if name.startswith(("params.", "metrics."))] == []
 
 
 @pytest.mark.slow
-def test_compare_page_shows_two_cells_side_by_side(site: Site, tmp_path: Path) -> None:
-    with chromium_page(1600, 2200) as page:
-        page.goto(ui.compare_url(site.url, [site.experiment_id] * 2, site.child_ids[1:3]))
-        page.get_by_text("Comparing 2 Runs from 1 Experiment").wait_for()
-        for name in PARAMS:
-            page.get_by_role("row").filter(has=page.get_by_text(name, exact=True)).first.wait_for()
-        rows = [row.replace("\n", "").split("\t") for row in page.get_by_role("row").all_inner_texts()]
-        table = {row[0]: row[1:] for row in rows}
-        for name in PARAMS:
-            assert table[name] == [CHILDREN[1][name], CHILDREN[2][name]]
-        # Metrics are placed by coordinates: right of the metric's name and in the order of the runs.
-        metrics = page.locator(".ReactVirtualized__Grid")
-        spots = [
-            metrics.get_by_text(text, exact=True).bounding_box()
-            for text in ("accuracy", ACCURACY[1], ACCURACY[2])
-        ]
-        page.screenshot(path=tmp_path / "compare.png")
-        found = [spot for spot in spots if spot is not None]
-        assert len(found) == 3
-        assert found[0]["x"] < found[1]["x"] < found[2]["x"]
-        assert max(spot["y"] for spot in found) - min(spot["y"] for spot in found) < found[0]["height"]
-
-
-@pytest.mark.slow
-def test_evaluation_view_opens_the_table_of_answers(site: Site, tmp_path: Path) -> None:
+def test_evaluation_view_opens_the_table_of_answers(page: Page, site: Site, tmp_path: Path) -> None:
     key = _apply(site, site.parent_id)
-    with chromium_page(2600, 1000) as page:  # the view draws the runs in sight only
-        page.goto(ui.evaluation_url(site.url, site.experiment_id, key))
-        page.get_by_text(TABLE).first.wait_for()
-        for completions in COMPLETIONS:
-            for completion in completions:
-                page.get_by_text(completion, exact=True).first.wait_for()
-        page.screenshot(path=tmp_path / "evaluation.png")
+    page.set_viewport_size({"width": 2600, "height": 1000})  # the view draws the runs in sight only
+    page.goto(ui.evaluation_url(site.url, site.experiment_id, key))
+    page.get_by_text(TABLE).first.wait_for()
+    for completions in COMPLETIONS:
+        for completion in completions:
+            page.get_by_text(completion, exact=True).first.wait_for()
+    page.screenshot(path=tmp_path / "evaluation.png")
 
 
 @pytest.mark.slow
-def test_artifact_page_of_a_cell_shows_its_answers(site: Site, tmp_path: Path) -> None:
+def test_artifact_page_of_a_cell_shows_its_answers(page: Page, site: Site, tmp_path: Path) -> None:
     route = f"experiments/{site.experiment_id}/runs/{site.child_ids[0]}/artifacts/{TABLE}"
-    with chromium_page() as page:
-        page.goto(f"{site.url}/#/{route}")
-        page.get_by_role("cell", name=COMPLETIONS[0][0], exact=True).wait_for()
-        page.screenshot(path=tmp_path / "artifact.png")
-
-
-@pytest.mark.slow
-def test_view_at_the_tag_limit_is_stored_by_a_server_on_postgresql(tmp_path: Path) -> None:
-    from mlflow import MlflowClient
-
-    params = [*PARAMS, *(f"factor_{n}" for n in range(40))]
-    with (
-        postgres_server(tmp_path) as backend,
-        mlflow_server(backend, tmp_path / "artifacts", tmp_path) as url,
-    ):
-        client = MlflowClient(url)
-        experiment_id = client.create_experiment("paper")
-        key = ui.apply_shared_view(client, experiment_id, params=params)
-        stored = client.get_experiment(experiment_id).tags[f"{TAG}{key}"]
-        assert 4000 < len(stored) <= 5000
-        assert json.loads(stored)["selectedColumns"][-3] == "params.`factor_39`"
+    page.goto(f"{site.url}/#/{route}")
+    page.get_by_role("cell", name=COMPLETIONS[0][0], exact=True).wait_for()
+    page.screenshot(path=tmp_path / "artifact.png")
 
 
 def _unpack(value: str) -> dict[str, Any]:
@@ -292,7 +242,7 @@ def test_too_many_columns_for_a_tag_keep_the_envelope_and_then_are_refused() -> 
         ui.shared_view("7", params=[f"factor_{n}" for n in range(3000)])
 
 
-def test_applying_the_same_view_again_writes_nothing(tmp_path: Path) -> None:
+def test_applying_the_same_view_again_writes_nothing(tmp_path: Path, new_store: Path) -> None:
     from mlflow import MlflowClient
 
     class Counting(MlflowClient):
@@ -302,7 +252,7 @@ def test_applying_the_same_view_again_writes_nothing(tmp_path: Path) -> None:
             self.written += 1
             super().set_experiment_tag(experiment_id, key, value)
 
-    client = Counting(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    client = Counting(f"sqlite:///{shutil.copyfile(new_store, tmp_path / 'mlflow.db')}")
     experiment_id = client.create_experiment("paper", artifact_location=tmp_path.as_uri())
     keys = [ui.apply_shared_view(client, experiment_id) for _ in range(2)]
     assert client.written == 1
