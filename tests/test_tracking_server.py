@@ -208,6 +208,20 @@ def test_a_view_at_the_tag_limit_is_stored(sites: dict[str, Site]) -> None:
 # ------------------------------------------------------------------------ one SQLite file, many processes
 
 
+PRELOAD = [
+    *("persona_mlflow.cli.run", "persona_mlflow.engines.hf", "persona_mlflow.sweep", "persona_mlflow.plan"),
+    *(
+        "mlflow",
+        "mlflow.store.tracking.sqlalchemy_store",
+        "alembic.command",
+        "pandas",
+        "xarray",
+        "scipy.stats",
+    ),
+    *("pyarrow.parquet", "torch", "accelerate", "transformers", "transformers.models.qwen2.modeling_qwen2"),
+]
+
+
 def _run(folder: str, arguments: Sequence[str]) -> None:
     """What each process does: the command line, in the user's folder."""
     from persona_mlflow.cli import main
@@ -217,14 +231,15 @@ def _run(folder: str, arguments: Sequence[str]) -> None:
 
 
 def test_M14_M15_six_processes_at_once_on_a_new_sqlite_store_all_finish(
-    bare_workdir: Path, lettered_model: Path
+    bare_workdir: Path, lettered_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five seeds, and one of them twice: the same spec with another output is an experiment of its own."""
     factors = {"ppf": ["youare"], "tpf": ["justanswer"], "temperature": [0.0, 1.0]}
     spec = write_spec(bare_workdir, lettered_model, limit=2, factors=factors)
     # A server process imports all there is once, so that the six start at the same moment.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["persona_mlflow.cli.run", "persona_mlflow.engines.hf", "mlflow", "torch"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    context.set_forkserver_preload(PRELOAD)
     jobs = [(seed, f"out-{number}") for number, seed in enumerate([0, 0, 1, 2, 3, 4])]
     processes = [
         context.Process(
