@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -60,6 +61,9 @@ class Ledger:
     Args:
         root: The folder; it is made where it does not exist.
 
+    Attributes:
+        id: Tells this ledger from every other, wherever its folder is moved.
+
     Raises:
         UserError: The folder cannot be written, or is of a later format.
     """
@@ -71,8 +75,9 @@ class Ledger:
         try:
             self.cells.mkdir(parents=True, exist_ok=True)
             if not header.exists():
-                write_atomically(header, json.dumps({"format": FORMAT}).encode())
-            version = json.loads(header.read_text())["format"]
+                write_atomically(header, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode())
+            content = json.loads(header.read_text())
+            version, self.id = content["format"], str(content.get("id", ""))
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"--output {root}: cannot be used as a ledger ({error}); name another") from error
         if version != FORMAT:

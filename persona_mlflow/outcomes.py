@@ -50,9 +50,9 @@ def load_outcomes(
         return _from_ledger(folder, allow_incomplete)
     if folder.is_dir():
         raise UserError(f"{folder}: holds no {PLAN}; name the --output folder of a run")
-    from persona_mlflow import tracking
+    from persona_mlflow import store
 
-    return tracking.load_run_outcomes(str(source), tracking_uri, allow_incomplete)
+    return store.load_run_outcomes(str(source), tracking_uri, allow_incomplete)
 
 
 def _from_ledger(folder: Path, allow_incomplete: bool) -> xr.Dataset:

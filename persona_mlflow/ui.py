@@ -234,11 +234,11 @@ def ui_command(tracking_uri: str) -> str:
     dialect = scheme.partition("+")[0]
     if dialect not in _DATABASES:
         raise UserError(
-            f"tracking URI {_hide_password(tracking_uri)!r} is neither a tracking server (http://…) nor a "
+            f"tracking URI {hide_password(tracking_uri)!r} is neither a tracking server (http://…) nor a "
             f"database that MLflow can show: write one such as sqlite:///mlflow.db; "
             f"{choices(dialect or tracking_uri, _DATABASES)}"
         )
-    uri = _absolute_sqlite(tracking_uri) if dialect == "sqlite" else _hide_password(tracking_uri)
+    uri = _absolute_sqlite(tracking_uri) if dialect == "sqlite" else hide_password(tracking_uri)
     return f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
 
 
@@ -254,7 +254,8 @@ def _absolute_sqlite(uri: str) -> str:
     return f"{head}:///{Path(path[1:]).absolute()}{mark}{query}"
 
 
-def _hide_password(uri: str) -> str:
+def hide_password(uri: str) -> str:
+    """Put ``***`` in the place of a password in an address, or in a text that holds one."""
     # Up to the last "@", so that no part of a password with an "@" in it stays.
     shown = re.sub(r"(://[^:@/]*:).*@", r"\1***@", uri)
     return re.sub(r"([?&]password=)[^&]*", r"\1***", shown)

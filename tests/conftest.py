@@ -51,7 +51,7 @@ def bare_workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def new_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A SQLite store as MLflow makes it, which takes some seconds: made once, and copied."""
-    from persona_mlflow.tracking import connect
+    from persona_mlflow.store import connect
 
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     connect(f"sqlite:///{path}")

@@ -14,7 +14,7 @@ import pytest
 from mlflow import MlflowClient
 
 from experiments import call, read_ledger, start, summary, write_spec
-from persona_mlflow.tracking import resolve_tracking_uri
+from persona_mlflow.store import resolve_tracking_uri
 
 LARGER: dict[str, Any] = {
     "limit": 20,

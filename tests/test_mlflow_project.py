@@ -21,7 +21,7 @@ import pytest
 from mlflow import MlflowClient
 
 from experiments import call, read_ledger, write_spec
-from persona_mlflow.tracking import connect
+from persona_mlflow.store import connect
 
 ROOT = Path(__file__).parents[1]
 RUNS, LIMIT = 12, 16

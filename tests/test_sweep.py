@@ -14,7 +14,7 @@ from brute_force import metrics, read_children
 from experiments import ANSWERS, RUNS, call, read_ledger, summary, write_spec
 from persona_mlflow.errors import UserError
 from persona_mlflow.outcomes import load_outcomes
-from persona_mlflow.tracking import resolve_tracking_uri
+from persona_mlflow.store import resolve_tracking_uri
 
 
 def open_store() -> MlflowClient:
@@ -298,7 +298,7 @@ def test_ANSWERS_is_what_the_spec_asks_for(store: MlflowClient, parent_id: str) 
     assert load_outcomes("out")["correct"].size == ANSWERS
 
 
-def test_M12_a_lost_ledger_makes_the_same_answers_and_leaves_the_finished_runs_as_they_are(
+def test_M12_a_lost_ledger_is_made_again_and_leaves_the_finished_runs_as_they_are(
     workdir: Path, lettered_model: Path
 ) -> None:
     import shutil
@@ -311,9 +311,8 @@ def test_M12_a_lost_ledger_makes_the_same_answers_and_leaves_the_finished_runs_a
     run_small(workdir, lettered_model, "--limit", "2")
     assert read_ledger(workdir / "out") == answers
     after = {run.info.run_id: run.info.end_time for run in client.search_runs(["1"])}
-    assert before.keys() == after.keys()
-    changed = [run_id for run_id in before if before[run_id] != after[run_id]]
-    assert [client.get_run(run_id).data.tags["persona_mlflow.role"] for run_id in changed] == ["parent"]
+    assert before.items() <= after.items()
+    assert len(after) == 2 * len(before)
 
 
 def test_the_same_spec_with_another_output_or_store_is_logged_apart(

@@ -10,12 +10,13 @@ import pytest
 from mlflow import MlflowClient
 
 from experiments import call, read_ledger, write_spec
-from persona_mlflow.tracking import CELL, PARENT_RUN, Tracker, connect, find_parents, resolve_tracking_uri
+from persona_mlflow.store import CELL, PARENT_RUN, connect, find_parents, resolve_tracking_uri
+from persona_mlflow.tracking import Tracker
 
 
 @pytest.fixture
 def tracker(workdir: Path) -> Tracker:
-    return Tracker.open(None, "e", run_name="p", spec_hash="h", params={"model": "m"}, output=workdir / "out")
+    return Tracker.open(None, "e", run_name="p", spec_hash="h", params={"model": "m"}, ledger="l")
 
 
 def test_M5_M6_nothing_but_finite_numbers_is_logged(tracker: Tracker) -> None:
@@ -28,7 +29,7 @@ def test_M5_M6_nothing_but_finite_numbers_is_logged(tracker: Tracker) -> None:
 
 def test_M3_a_parameter_that_is_there_is_never_changed(workdir: Path, tracker: Tracker) -> None:
     again = Tracker.open(
-        None, "e", run_name="p", spec_hash="h", params={"model": "other", "new": 1}, output=workdir / "out"
+        None, "e", run_name="p", spec_hash="h", params={"model": "other", "new": 1}, ledger="l"
     )
     assert again.parent_id == tracker.parent_id
     assert again.client.get_run(again.parent_id).data.params == {"model": "m", "new": "1"}
@@ -57,7 +58,7 @@ def test_the_artifacts_of_a_local_store_lie_beside_it_wherever_the_command_is_gi
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    tracker = Tracker.open(uri, "e", run_name="p", spec_hash="h", params={}, output=elsewhere / "out")
+    tracker = Tracker.open(uri, "e", run_name="p", spec_hash="h", params={}, ledger="l")
     (elsewhere / "note.txt").write_text("x")
     tracker.client.log_artifact(tracker.parent_id, "note.txt")
     assert list((workdir / "mlartifacts" / "e").rglob("note.txt"))
@@ -86,3 +87,10 @@ def test_R11_an_engine_that_loses_an_answer_fails_the_run_and_keeps_the_others(
     monkeypatch.setattr(HFEngine, "generate", real)
     assert call(*arguments) == 0
     assert sum(map(len, read_ledger(workdir / "out").values())) == 24
+
+
+def test_a_password_is_never_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("summarize", "--tracking-uri", "postgresql+psycopg2://me:s3cret@127.0.0.1:1/none") == 2
+    message = capsys.readouterr().err
+    assert "s3cret" not in message
+    assert "postgresql+psycopg2://me:***@127.0.0.1:1/none: cannot be opened" in message

@@ -23,7 +23,7 @@ from brute_force import metrics, read_children
 from experiments import call, read_ledger, start, summary, write_spec
 from persona_mlflow import ui
 from persona_mlflow.outcomes import load_outcomes
-from persona_mlflow.tracking import resolve_tracking_uri
+from persona_mlflow.store import resolve_tracking_uri
 from servers import mlflow_server, postgres_server
 
 RUNS, LIMIT = 12, 12

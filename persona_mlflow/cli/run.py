@@ -84,7 +84,7 @@ def _sweep(
                 run_name=f"{plan.spec.name} · {plan.model.name}",
                 spec_hash=plan.spec_hash,
                 params=plan.params(),
-                output=folder,
+                ledger=ledger.id,
                 description=plan.spec.description,
             )
         )
@@ -120,8 +120,8 @@ def _load_engine(plan: Plan, progress: Progress) -> Engine:
 def _print_result(result: SweepResult, plan: Plan, tracking_uri: str | None, as_json: bool) -> None:
     import json
 
+    from persona_mlflow.store import connect, resolve_tracking_uri
     from persona_mlflow.summary import run_summary, summary_table
-    from persona_mlflow.tracking import connect, resolve_tracking_uri
 
     client = connect(tracking_uri)
     row = run_summary(client.get_run(result.parent_id))
@@ -164,7 +164,7 @@ def _print_where_to_look(client: MlflowClient, uri: str, result: SweepResult, pl
 def _interruptible(folder: Path, tracking_uri: str | None) -> Iterator[None]:
     """Turn signals and failures into exit codes, each with the command that goes on."""
     from persona_mlflow.ledger import is_disk_full
-    from persona_mlflow.tracking import close_adopted
+    from persona_mlflow.mlflow_project import close_adopted
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         # On Ctrl-C, `mlflow run` sends SIGTERM on top, which must not cut short what SIGINT began.

@@ -19,8 +19,8 @@ def summarize(parents: tuple[str, ...], tracking_uri: str | None, as_json: bool)
     """
     import json
 
+    from persona_mlflow.store import connect, find_parents
     from persona_mlflow.summary import run_summary, summary_table
-    from persona_mlflow.tracking import connect, find_parents
 
     client = connect(tracking_uri)
     runs = {}
