@@ -11,6 +11,8 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Two workers share the cores; more threads than cores make torch many times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SHARED = Path(__file__).parents[1].parent / "shared"
 
