@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 from experiments import call, read_ledger, write_spec
 from persona_mlflow.store import CELL, PARENT_RUN, connect, find_parents, resolve_tracking_uri
-from persona_mlflow.tracking import Tracker
+from persona_mlflow.tracking import Child, Tracker
 
 
 @pytest.fixture
@@ -94,3 +94,28 @@ def test_a_password_is_never_printed(capsys: pytest.CaptureFixture[str]) -> None
     message = capsys.readouterr().err
     assert "s3cret" not in message
     assert "postgresql+nodriver://me:***@127.0.0.1/none: cannot be opened" in message
+
+
+def test_M8_children_logged_from_threads_keep_their_parent(tracker: Tracker, tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    (tmp_path / "files").mkdir()
+
+    def log(number: int) -> str:
+        return tracker.log_child(
+            Child(
+                str(number),
+                f"run {number}",
+                {"persona": "p"},
+                {"accuracy": 0.5},
+                tmp_path / "files",
+                (),
+                1,
+                2,
+            )
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        logged = set(pool.map(log, range(8)))
+    assert {run.info.run_id for run in tracker.children().values()} == logged
+    assert len(logged) == 8
