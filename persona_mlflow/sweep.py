@@ -103,6 +103,7 @@ class Sweep:
         self._write_plan()
         if len(finished) < len(logs):
             self.engine = self.load_engine()
+            self.progress.message("Checking that every prompt fits and holds its persona …")
             self.engine.check(self.plan.longest_requests())
         tracker = open_tracker()
         try:
