@@ -76,9 +76,9 @@ class Ledger:
             self.cells.mkdir(parents=True, exist_ok=True)
             if not header.exists():
                 write_atomically(header, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode())
-            content = json.loads(header.read_text())
+            content = dict(json.loads(header.read_text()))
             version, self.id = content["format"], str(content.get("id", ""))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"--output {root}: cannot be used as a ledger ({error}); name another") from error
         if version != FORMAT:
             raise UserError(
@@ -172,10 +172,14 @@ class CellLog:
         self._rewrite_open(beyond)
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The compact rows of a finished cell, without the record of the time of each."""
+        """The compact rows of a finished cell."""
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        return pq.read_table(self.parquet, columns=list(columns) if columns else None)
+        try:
+            return pq.read_table(self.parquet, columns=list(columns) if columns else None)
+        except (pa.ArrowException, OSError) as error:
+            raise _damaged(self.parquet, error) from error
 
     def _metadata(self) -> dict[str, str]:
         import pyarrow as pa
@@ -185,10 +189,8 @@ class CellLog:
             return {}
         try:
             raw = pq.read_schema(self.parquet).metadata or {}
-        except (pa.ArrowInvalid, OSError) as error:
-            raise UserError(
-                f"{self.parquet}: damaged ({error}); delete the file, its draws are made again"
-            ) from error
+        except (pa.ArrowException, OSError) as error:
+            raise _damaged(self.parquet, error) from error
         metadata = {key.decode(): value.decode() for key, value in raw.items()}
         self._check_identity(json.loads(metadata["identity"]), self.parquet)
         return metadata
@@ -213,15 +215,16 @@ class CellLog:
                     break
                 end += len(line)
                 try:
-                    record = json.loads(line)
-                except ValueError as error:
+                    record = dict(json.loads(line))
+                    row = Row(**record) if number else None
+                except (ValueError, TypeError) as error:
                     raise UserError(
                         f"{self.jsonl}:{number + 1}: damaged; delete the line, its draw is made again"
                     ) from error
-                if number == 0:
+                if row is None:
                     self._check_identity(record.get("identity"), self.jsonl)
                 else:
-                    yield Row(**record)
+                    yield row
             file.truncate(end)
         if end == 0:
             self.jsonl.unlink()
@@ -233,6 +236,11 @@ class CellLog:
         lines = [{"identity": self.cell.identity}, *map(asdict, rows)]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         write_atomically(self.jsonl, text.encode())
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    reason = str(error).splitlines()[0]
+    return UserError(f"{path}: damaged ({reason}); delete the file, its draws are made again")
 
 
 def _table(rows: Sequence[Row], parse: Callable[[Row], Mapping[str, Any]]) -> pa.Table:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -38,6 +38,10 @@ def _no_bool(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(_no_bool)]
 
 
+FACTOR_OPTIONS = ("ppf", "tpf", "temperature", "repeat")
+"""The factors that the command line has an option for; any other comes by ``--factor``."""
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,8 +49,8 @@ class _Section(BaseModel):
 class DecodingSpec(_Section):
     """How every completion is drawn (P1 §4). Temperature is a factor, not a part of this."""
 
-    max_new_tokens: Whole = Field(default=1000, ge=1)
-    top_k: Whole = Field(default=50, ge=0)
+    max_new_tokens: Whole = Field(default=1000, ge=1, le=1_000_000)
+    top_k: Whole = Field(default=50, ge=0, le=1_000_000)
     top_p: float = Field(default=1.0, gt=0, le=1)
 
 
@@ -70,8 +74,8 @@ class EngineSpec(_Section):
     @field_validator("batch_size")
     @classmethod
     def _positive(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and value < 1:
-            raise ValueError("must be a whole number from 1, or auto")
+        if isinstance(value, int) and not 1 <= value <= 65_536:
+            raise ValueError("must be a whole number from 1 to 65,536, or auto")
         return value
 
 
@@ -110,44 +114,56 @@ class ExperimentSpec(_Section):
     revision: str | None = None
     questions: str | dict[str, Any] = "builtin"
     categories: list[str] | None = None
-    limit: Whole | None = Field(default=None, ge=1)
+    limit: Whole | None = Field(default=None, ge=1, lt=2**31)
     drop: list[Literal["duplicates", "equal_options"]] = []
     personas: Literal["all"] | list[str] = "all"
     factors: dict[str, list[Any]] = {}
     decoding: DecodingSpec = DecodingSpec()
-    seed: Whole = Field(default=0, ge=0)
+    seed: Whole = Field(default=0, ge=0, lt=2**63)
     engine: EngineSpec = EngineSpec()
     catalog: CatalogueFiles = CatalogueFiles()
 
     _source: str = PrivateAttr(default="the spec")
+    _overridden: frozenset[str] = PrivateAttr(default=frozenset())
 
     @property
     def source(self) -> str:
         """The file that the spec was read from, for messages."""
         return self._source
 
+    def place(self, key: str) -> str:
+        """Where a key was set, for messages: in the file, or by an option of the command line."""
+        return _place(key, self._source, self._overridden)
+
     def load_catalogue(self) -> Catalogue:
         """Read the catalogue that this spec's names are looked up in."""
         files = self.catalog
-        return load_catalogue(files.personas, files.prompts, files.models)
+        try:
+            return load_catalogue(files.personas, files.prompts, files.models)
+        except UserError as error:
+            raise UserError(f"{self.source}: catalog: {error}") from error
 
     def load_questions(self) -> QuestionSet:
         """Read the experiment's question set."""
         from persona_mlflow.questions import load_questions
 
-        return load_questions(
-            self.questions,
-            seed=self.seed,
-            limit=self.limit,
-            categories=self.categories,
-            drop=tuple(self.drop),
-            categories_file=self.catalog.categories,
-        )
+        try:
+            return load_questions(
+                self.questions,
+                seed=self.seed,
+                limit=self.limit,
+                categories=self.categories,
+                drop=tuple(self.drop),
+                categories_file=self.catalog.categories,
+            )
+        except UserError as error:
+            key = "categories" if "categories" in self._overridden else "questions"
+            raise UserError(f"{self.place(key)}: {error}") from error
 
     def select_personas(self, catalogue: Catalogue) -> tuple[Persona, ...]:
         """The experiment's personas, in the catalogue's order."""
         names = catalogue.personas if self.personas == "all" else self.personas
-        return catalogue.select_personas(names, f"{self.source}: personas")
+        return catalogue.select_personas(names, self.place("personas"))
 
     def select_factors(self, catalogue: Catalogue) -> dict[str, tuple[Level, ...]]:
         """The factors that the experiment names, in its order, with validated levels.
@@ -157,7 +173,7 @@ class ExperimentSpec(_Section):
         """
         selected: dict[str, tuple[Level, ...]] = {}
         for name, levels in self.factors.items():
-            where = f"{self.source}: factors.{name}"
+            where = self.place(f"factors.{name}")
             if name not in FACTORS:
                 raise UserError(f"{where}: no such factor; {choices(name, FACTORS)}")
             if not levels:
@@ -189,8 +205,9 @@ def load_spec(path: Path, overrides: Mapping[str, Any] | None = None) -> Experim
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping of keys, such as name and factors")
+    given = {key for key, value in (overrides or {}).items() if value is not None}
     content = with_overrides(content, overrides or {}, str(path))
-    return parse_spec(content, source=str(path), folder=path.parent)
+    return parse_spec(content, source=str(path), folder=path.parent, overridden=given)
 
 
 def with_overrides(content: Mapping[str, Any], overrides: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -210,13 +227,19 @@ def with_overrides(content: Mapping[str, Any], overrides: Mapping[str, Any], sou
     return changed
 
 
-def parse_spec(content: Mapping[str, Any], source: str, folder: Path | None = None) -> ExperimentSpec:
+def parse_spec(
+    content: Mapping[str, Any],
+    source: str,
+    folder: Path | None = None,
+    overridden: Collection[str] = (),
+) -> ExperimentSpec:
     """Validate a spec's content.
 
     Args:
         content: The keys of `ExperimentSpec`.
         source: What messages call the place.
         folder: Where relative paths are looked up first.
+        overridden: Dotted keys that options of the command line have set.
 
     Raises:
         UserError: As `load_spec`.
@@ -224,8 +247,8 @@ def parse_spec(content: Mapping[str, Any], source: str, folder: Path | None = No
     try:
         spec = ExperimentSpec.model_validate(_resolve_paths(content, folder))
     except ValidationError as error:
-        raise UserError(_explain(error.errors(), source)) from error
-    spec._source = source
+        raise UserError(_explain(error.errors(), source, frozenset(overridden))) from error
+    spec._source, spec._overridden = source, frozenset(overridden)
     return spec
 
 
@@ -251,13 +274,25 @@ def _resolve_paths(content: Mapping[str, Any], folder: Path | None) -> dict[str,
 _FORM = re.compile(r"str|int|float|bool|dict\[.*|list\[.*|literal\[.*|constrained-.*|function-.*|\[key\]")
 
 
-def _explain(errors: Sequence[Any], source: str) -> str:
+def _explain(errors: Sequence[Any], source: str, overridden: frozenset[str]) -> str:
     """One line per wrong key: pydantic reports each form that a value could have had by itself."""
     lines: dict[str, list[str]] = {}
     for item in errors:
         place = [str(part) for part in item["loc"] if not _FORM.fullmatch(str(part))]
         lines.setdefault(".".join(place), []).append(_problem(item, place))
-    return "\n".join(f"{source}: {where}: {', or '.join(found)}" for where, found in lines.items())
+    return "\n".join(
+        f"{_place(where, source, overridden)}: {', or '.join(found)}" for where, found in lines.items()
+    )
+
+
+def _place(key: str, source: str, overridden: frozenset[str]) -> str:
+    given = next((k for k in overridden if key == k or key.startswith(f"{k}.")), None)
+    if given is None:
+        return f"{source}: {key}"
+    section, _, name = given.rpartition(".")
+    # Factors without an option of their own come by --factor.
+    option = "factor " + name if section == "factors" and name not in FACTOR_OPTIONS else name
+    return f"--{option.replace('_', '-') if section != 'factors' else option}"
 
 
 def _problem(item: Any, place: list[str]) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from persona_mlflow.errors import UserError
 from persona_mlflow.ui import hide_password
@@ -27,6 +29,7 @@ ROLE = "persona_mlflow.role"
 CELL = "persona_mlflow.cell"
 LEDGER = "persona_mlflow.ledger"
 PARENT_RUN = "mlflow.parentRunId"
+_PORTS = {"postgresql": 5432, "mysql": 3306}
 
 
 def resolve_tracking_uri(uri: str | None) -> str:
@@ -57,12 +60,19 @@ def connect(tracking_uri: str | None) -> MlflowClient:
     from sqlalchemy.exc import SQLAlchemyError
 
     uri = resolve_tracking_uri(tracking_uri)
+    check_reachable(uri)
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # one bar per file otherwise
     for name in ("mlflow.store.db.utils", "alembic"):  # each migration of a new database is a line otherwise
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         with _creation_lock(uri):
             client = MlflowClient(tracking_uri=uri)
             client.search_experiments(max_results=1)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"--tracking-uri {hide_password(uri)}: takes the database driver {error.name}; pip install "
+            "psycopg2-binary (PostgreSQL) or pymysql (MySQL), and name it: postgresql+psycopg2://…"
+        ) from error
     except (MlflowException, SQLAlchemyError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
@@ -70,6 +80,41 @@ def connect(tracking_uri: str | None) -> MlflowClient:
             "sqlite:///FILE, postgresql://… or the http:// address of an MLflow server"
         ) from error
     return client
+
+
+def check_reachable(uri: str, seconds: float = 5.0) -> None:
+    """See that somebody answers at a server's address: MLflow itself goes on trying for minutes.
+
+    Args:
+        uri: A tracking URI; only addresses of servers are tried.
+        seconds: How long to wait for an answer.
+
+    Raises:
+        UserError: Nobody answers, or the address is not of a kind that MLflow stores runs at.
+    """
+    parts = urlsplit(uri)
+    scheme = parts.scheme.partition("+")[0]
+    where = f"--tracking-uri {hide_password(uri)}"
+    if scheme in ("http", "https"):
+        import requests
+
+        try:
+            requests.get(uri, timeout=seconds)
+        except requests.RequestException as error:
+            raise UserError(
+                f"{where}: no server answers there ({type(error).__name__}); start it, or mend the address"
+            ) from error
+    elif scheme in _PORTS:
+        address = parts.hostname or "localhost", parts.port or _PORTS[scheme]
+        try:
+            socket.create_connection(address, seconds).close()
+        except OSError as error:
+            raise UserError(
+                f"{where}: no database answers there ({error.strerror or error}); start it, or mend the "
+                "address"
+            ) from error
+    elif scheme not in ("sqlite", "file", "databricks", "mssql", ""):
+        raise UserError(f"{where}: no such kind of store; give sqlite:///FILE, postgresql://… or http://…")
 
 
 @contextmanager

@@ -113,6 +113,7 @@ class Sweep:
                 self._work(tracker, logs, finished)
                 summary = self._finish(tracker)
             else:
+                self.progress.message("Every answer is on record and logged already.")
                 summary = self._summary()
         except BaseException as error:
             # Ctrl-C and SIGTERM end the run as killed, all else as failed; the ledger keeps what is done.

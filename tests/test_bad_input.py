@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -34,27 +35,35 @@ def refuse(capsys: pytest.CaptureFixture[str], bare_workdir: Path, *arguments: s
         (["-m", "no.gguf"], ["no.gguf", "no such GGUF file"]),
         (["-p", "a biolgist"], ["'a biolgist'", "did you mean 'a biologist'"]),
         (["-p", "none.yaml"], ["none.yaml", "cannot be read"]),
-        (["--ppf", "youwere"], ["factors.ppf", "'youwere'", "identitynature"]),
-        (["--tpf", "explain,exlain-persona"], ["factors.tpf", "did you mean 'explain-persona'"]),
-        (["--temperature", "warm"], ["factors.temperature", "'warm'", "0 or more"]),
-        (["--temperature", "0,-1"], ["factors.temperature", "'-1'", "negative"]),
-        (["--temperature", "nan"], ["factors.temperature", "'nan'"]),
-        (["--factor", "option_order=upside-down"], ["factors.option_order", "given, reversed"]),
-        (["--factor", "mood=good"], ["factors.mood", "no such factor", "option_order"]),
+        (["--ppf", "youwere"], ["--ppf", "'youwere'", "identitynature"]),
+        (["--tpf", "explain,exlain-persona"], ["--tpf", "did you mean 'explain-persona'"]),
+        (["--temperature", "warm"], ["--temperature", "'warm'", "0 or more"]),
+        (["--temperature", "0,-1"], ["--temperature", "'-1'", "negative"]),
+        (["--temperature", "nan"], ["--temperature", "'nan'"]),
+        (["--factor", "option_order=upside-down"], ["--factor option_order", "given, reversed"]),
+        (["--factor", "mood=good"], ["--factor mood", "no such factor", "option_order"]),
         (["--factor", "ppf"], ["--factor 'ppf'", "NAME=LEVEL"]),
         (["--categories", "Histroy"], ["Histroy", "History", "Math"]),
         (["-q", "mmul"], ["mmul", "mmlu"]),
         (["-q", "no-such.csv"], ["no-such.csv"]),
-        (["--limit", "0"], ["limit", "0"]),
-        (["--max-new-tokens", "0"], ["max_new_tokens", "0"]),
-        (["--dtype", "float8"], ["engine.dtype", "float8", "bfloat16"]),
-        (["--quantization", "2bit"], ["engine.quantization", "2bit", "4bit"]),
-        (["--batch-size", "0"], ["engine.batch_size", "0"]),
-        (["--batch-size", "many"], ["engine.batch_size", "many"]),
+        (["--limit", "0"], ["--limit", "0"]),
+        (["--max-new-tokens", "0"], ["--max-new-tokens", "0"]),
+        (["--dtype", "float8"], ["--dtype", "float8", "bfloat16"]),
+        (["--quantization", "2bit"], ["--quantization", "2bit", "4bit"]),
+        (["--batch-size", "0"], ["--batch-size", "0"]),
+        (["--batch-size", "many"], ["--batch-size", "many"]),
         (["--device", "warp"], ["device", "warp"]),
         (["--modle", "smollm2"], ["No such option", "--modle", "--model"]),
         (["--limit", "ten"], ["--limit", "'ten'"]),
         (["--tracking-uri", "./mlruns"], ["./mlruns", "sqlite:///"]),
+        (["--tracking-uri", "ftp://there"], ["ftp://there", "no such kind of store", "sqlite:///"]),
+        (["--tracking-uri", "http://127.0.0.1:9"], ["http://127.0.0.1:9", "no server answers"]),
+        (["--tracking-uri", "postgresql://u:pw@127.0.0.1:9/d"], ["u:***@127.0.0.1:9", "no database answers"]),
+        (["--batch-size", "1" + "0" * 20], ["--batch-size", "65,536"]),
+        (["--seed", "1" + "0" * 20], ["--seed"]),
+        (["-m", ""], ["--model", "is empty"]),
+        (["-p", ""], ["--personas", "is empty"]),
+        (["-p", ","], ["--personas", "no persona given"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -134,6 +143,47 @@ def test_a_prompt_longer_than_the_context_is_named_before_anything_is_generated(
     message = refuse(capsys, bare_workdir, "-e", str(spec))
     for part in ("Why? Why?", "tokens", "512", "context"):
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("name: x\nlimit: 2\nlimit: 5\n", ["bad.yaml:3", "'limit'", "twice"]),
+        ("name: x\nfactors: {ppf: [youare], ppf: [barebones]}\n", ["bad.yaml:2", "'ppf'", "twice"]),
+        ("name: x\nseed: " + "9" * 5000, ["bad.yaml"]),
+        ("name: x\nquestions: nope\n", ["bad.yaml: questions", "'nope'"]),
+        ("name: x\ncatalog: {personas: nope.yaml}\n", ["bad.yaml: catalog", "nope.yaml"]),
+        ("", ["bad.yaml", "mapping"]),
+    ],
+)
+def test_a_wrong_experiment_file_is_named_with_the_place(
+    bare_workdir: Path, capsys: pytest.CaptureFixture[str], text: str, named: list[str]
+) -> None:
+    (bare_workdir / "bad.yaml").write_text(text)
+    message = refuse(capsys, bare_workdir, "-e", "bad.yaml")
+    for part in named:
+        assert part in message, message
+
+
+def test_a_model_without_a_tokenizer_is_named(
+    bare_workdir: Path, lettered_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = bare_workdir / "model"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors", "generation_config.json"):
+        shutil.copyfile(lettered_model / name, folder / name)
+    spec = write_spec(bare_workdir, folder)
+    message = refuse(capsys, bare_workdir, "-e", str(spec))
+    assert "tokenizer is missing" in message
+    assert str(folder) in message
+
+
+def test_reading_an_empty_folder_makes_no_store(
+    bare_workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("summarize") == 0
+    assert "No experiment" in capsys.readouterr().out
+    assert list(bare_workdir.iterdir()) == []
 
 
 @pytest.mark.parametrize("content", [None, "weights"])

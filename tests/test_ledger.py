@@ -131,10 +131,32 @@ def test_a_damaged_parquet_is_named_with_what_to_do(log: CellLog) -> None:
         log.is_finished("f")
 
 
+@pytest.mark.parametrize("damage", [b"[1]\n", b"7\n", b'{"question_id": 1}\n'])
+def test_a_line_that_is_no_draw_is_named(log: CellLog, damage: bytes) -> None:
+    log.append([row("q0")])
+    log.jsonl.write_bytes(log.jsonl.read_bytes() + damage)
+    with pytest.raises(UserError, match=r"jsonl:3: damaged"):
+        log.rows()
+
+
+def test_damage_inside_a_parquet_file_is_named(log: CellLog) -> None:
+    log.append([row(f"q{i}", "some text") for i in range(50)])
+    log.finish([f"q{i}" for i in range(50)], "f", parse)
+    content = bytearray(log.parquet.read_bytes())
+    content[20:60] = bytes(40)
+    log.parquet.write_bytes(content)
+    with pytest.raises(UserError, match=r"parquet: damaged .*delete the file"):
+        log.rows()
+
+
 def test_a_folder_that_is_no_ledger_or_of_a_later_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="--output"):
         Ledger(tmp_path / "file")
+    Ledger(tmp_path / "list")
+    (tmp_path / "list" / "ledger.json").write_text("[]")
+    with pytest.raises(UserError, match="cannot be used as a ledger"):
+        Ledger(tmp_path / "list")
     Ledger(tmp_path / "later")
     (tmp_path / "later" / "ledger.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(UserError, match="format 99"):

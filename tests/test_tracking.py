@@ -90,10 +90,10 @@ def test_R11_an_engine_that_loses_an_answer_fails_the_run_and_keeps_the_others(
 
 
 def test_a_password_is_never_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("summarize", "--tracking-uri", "postgresql+nodriver://me:s3cret@127.0.0.1/none") == 2
+    assert call("summarize", "--tracking-uri", "postgresql+nodriver://me:s3cret@127.0.0.1:1/none") == 2
     message = capsys.readouterr().err
     assert "s3cret" not in message
-    assert "postgresql+nodriver://me:***@127.0.0.1/none: cannot be opened" in message
+    assert "postgresql+nodriver://me:***@127.0.0.1:1/none: no database answers" in message
 
 
 def test_M8_children_logged_from_threads_keep_their_parent(tracker: Tracker, tmp_path: Path) -> None:

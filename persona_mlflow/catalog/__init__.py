@@ -89,12 +89,31 @@ def read_yaml(path: Path) -> Any:
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return yaml.load(text, Loader=_strict_loader())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "cannot be parsed"
+        problem = getattr(error, "problem", None) or str(error).split(";")[0] or "cannot be parsed"
         raise UserError(f"{path}{line}: not valid YAML ({problem})") from error
+
+
+def _strict_loader() -> Any:
+    """YAML's safe loader, but a key that stands in a mapping twice is an error: the last one would win."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key, _ in node.value:
+                if key.value in seen and isinstance(key.value, str):
+                    raise yaml.constructor.ConstructorError(
+                        problem=f"the key {key.value!r} stands there twice; remove one",
+                        problem_mark=key.start_mark,
+                    )
+                seen.add(str(key.value))
+            return super().construct_mapping(node, deep)
+
+    return Loader
 
 
 def load_catalogue(

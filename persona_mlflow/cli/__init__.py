@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -36,6 +38,9 @@ for command in (run, plan, summarize, questions, personas):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, and exit with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character shows another
+            stream.reconfigure(errors="replace")
     try:
         code = cli.main(arguments, prog_name="persona-mlflow", standalone_mode=False)
     except UserError as error:
@@ -48,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         click.echo("Interrupted.", err=True)
         code = 130
     except BrokenPipeError:
-        sys.stderr.close()
+        # Who read our output has seen enough; what is left to flush goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code if isinstance(code, int) else 0)

@@ -25,12 +25,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 def split_list(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str] | None:
     """Read a comma-separated option."""
-    return [part.strip() for part in value.split(",") if part.strip()] if value else None
+    return [part.strip() for part in value.split(",") if part.strip()] if value is not None else None
 
 
 def _names_or_file(value: str | None) -> tuple[list[str] | str | None, str | None]:
     """Tell a file of personas from names of personas: names → (names, None), file → ("all", file)."""
-    if not value:
+    if value is None:
         return None, None
     if value == "all":
         return "all", None
@@ -114,12 +114,15 @@ def read_spec(options: Mapping[str, Any]) -> ExperimentSpec:
         options: The values of the options above; one that was not given, or that the command does not
             have, changes nothing. Without an experiment, the spec's defaults stand.
     """
-    from persona_mlflow.spec import load_spec, parse_spec, with_overrides
+    from persona_mlflow.spec import FACTOR_OPTIONS, load_spec, parse_spec, with_overrides
 
+    for name, value in options.items():
+        if value == "":
+            raise UserError(f"--{name.replace('_', '-')}: is empty; give a value, or leave the option out")
     names, personas_file = _names_or_file(options.get("personas"))
     batch_size = options.get("batch_size")
     overrides: dict[str, Any] = {
-        **{name: options.get(name) or None for name in ("model", "revision", "questions", "categories")},
+        **{name: options.get(name) for name in ("model", "revision", "questions", "categories")},
         **{name: options.get(name) for name in ("limit", "seed", "drop")},
         "personas": names,
         "catalog.personas": _absolute(personas_file),
@@ -130,7 +133,7 @@ def read_spec(options: Mapping[str, Any]) -> ExperimentSpec:
             f"engine.{name}": options.get(name)
             for name in ("dtype", "quantization", "device", "deterministic")
         },
-        **{f"factors.{name}": options.get(name) for name in ("ppf", "tpf", "temperature", "repeat")},
+        **{f"factors.{name}": options.get(name) for name in FACTOR_OPTIONS},
     }
     for text in options.get("factors") or ():
         name, equals, levels = text.partition("=")
@@ -138,7 +141,9 @@ def read_spec(options: Mapping[str, Any]) -> ExperimentSpec:
             raise UserError(f"--factor {text!r}: write NAME=LEVEL,LEVEL, such as option_order=given,reversed")
         overrides[f"factors.{name.strip()}"] = [level.strip() for level in levels.split(",")]
     if options.get("experiment") is None:
-        return parse_spec(with_overrides({"name": "defaults"}, overrides, "options"), source="options")
+        given = {key for key, value in overrides.items() if value is not None}
+        content = with_overrides({"name": "defaults"}, overrides, "options")
+        return parse_spec(content, source="options", overridden=given)
     return load_spec(find_experiment(options["experiment"]), overrides)
 
 

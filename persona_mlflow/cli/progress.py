@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -47,8 +46,7 @@ class TerminalProgress:
     ) -> None:
         self._progress.stop()
         if self._draws and not self._live:
-            self._console.print(self._text())
-        sys.stderr.flush()
+            self.message(self._text())
 
     def start(self, runs: int, draws: int, runs_done: int, draws_done: int) -> None:
         """Begin to count; what an earlier call has done counts as done, but not as speed."""
@@ -73,11 +71,14 @@ class TerminalProgress:
             self._progress.update(self._task, completed=self._draws_done, text=self._text())
         elif time.monotonic() - self._said > self.LINE_EVERY:
             self._said = time.monotonic()
-            self._console.print(self._text())
+            self.message(self._text())
 
     def message(self, text: str) -> None:
         """Print a line above the live one."""
-        self._console.print(text)
+        try:
+            self._console.print(text, soft_wrap=True)
+        except BrokenPipeError:  # nobody reads on; the work goes on all the same
+            self._console.quiet = True
 
     def _text(self) -> str:
         elapsed = time.monotonic() - self._started

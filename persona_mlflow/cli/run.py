@@ -49,8 +49,10 @@ def run(
     The same command goes on where an interrupted one stopped.
     """
     from persona_mlflow.plan import make_plan
+    from persona_mlflow.store import check_reachable, resolve_tracking_uri
 
     _refuse_several_processes()
+    check_reachable(resolve_tracking_uri(tracking_uri))
     plan = make_plan(read_spec(options))
     folder = output or plan.default_output
     with _interruptible(folder, tracking_uri):

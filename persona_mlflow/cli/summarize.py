@@ -19,13 +19,15 @@ def summarize(parents: tuple[str, ...], tracking_uri: str | None, as_json: bool)
     """
     import json
 
-    from persona_mlflow.store import connect, find_parents
+    from persona_mlflow.store import connect, find_parents, resolve_tracking_uri, sqlite_path
     from persona_mlflow.summary import run_summary, summary_table
 
-    client = connect(tracking_uri)
+    database = sqlite_path(resolve_tracking_uri(tracking_uri))
     runs = {}
-    for source in parents or (None,):
-        runs.update({run.info.run_id: run for run in find_parents(client, source)})
+    if database is None or database.exists() or parents:  # reading makes no store
+        client = connect(tracking_uri)
+        for source in parents or (None,):
+            runs.update({run.info.run_id: run for run in find_parents(client, source)})
     rows = [run_summary(run) for run in runs.values()]
     if as_json:
         click.echo(json.dumps(rows, ensure_ascii=False, indent=1, allow_nan=False))
@@ -36,7 +38,11 @@ def summarize(parents: tuple[str, ...], tracking_uri: str | None, as_json: bool)
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(summary_table(rows))
+    # A column per experiment, as many as fit: the rest in further tables.
+    fit = max(1, (console.width - 26) // 16)
+    for start in range(0, len(rows), fit):
+        console.print(summary_table(rows[start : start + fit]))
+        console.print()
     for row in rows:
         for name, reason in row["undefined"].items():
             console.print(f"{row['experiment']} · {row['model']}: {name} is undefined, {reason}")

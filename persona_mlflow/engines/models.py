@@ -90,6 +90,14 @@ def load_model(
             model = AutoModelForCausalLM.from_pretrained(source, **kwargs, **pin)
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise _cannot_load(reference, source, error) from error
+        # Without tokenizer files transformers makes up an empty tokenizer.
+        embedding: Any = model.get_input_embeddings()
+        ids = tokenizer("The answer is (A).")["input_ids"]
+        if not 0 < max(ids, default=-1) < embedding.weight.shape[0]:
+            raise UserError(
+                f"model {reference!r}: its tokenizer is missing or another model's; put the tokenizer's "
+                "files (tokenizer.json, tokenizer_config.json) beside the weights"
+            )
         if "device_map" not in kwargs:
             model.to(device=target)  # type: ignore[call-arg]
     return Loaded(

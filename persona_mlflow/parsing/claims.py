@@ -40,6 +40,9 @@ _REASON_WORD = COMPILED["reason_word"]
 _NEGATED_BEFORE = COMPILED["negated_before_lower"]
 _NEGATED_WORD = COMPILED["negated_word_lower"]
 _NEGATED_AFTER = COMPILED["negated_after_lower"]
+_OTHERS_OPINION = COMPILED["others_opinion_lower"]
+_NOT_BUT = COMPILED["not_but_lower"]
+_BOTH_GOOD = COMPILED["both_good_lower"]
 _CLAUSE_BREAK = COMPILED["clause_break_lower"]
 _CHOICE_GAP = COMPILED["choice_gap_lower"]
 _TURN_WORD = re.compile(r"\b(?:no|wait|actually|sorry|correction|instead|rather|however|scratch|hmm)\b")
@@ -157,7 +160,7 @@ def read_letter(reply: Clean, table: OptionTable, at: int, kind: str, *, finishe
                 return None
     if relation == "none" and _NEGATED_AFTER.match(reply.lower, after) and not _CONTRAST.match(text, after):
         return None
-    several = _others(text, table, letter, after)
+    several = _others(reply, table, letter, after)
     if several:
         if len(several) >= len(table.letters) - 1 >= 2:
             return None  # "A, B, C or D": a template or an instruction that names every option
@@ -181,8 +184,9 @@ def _lower_counts(text: str, letter: str, after: int, kind: str, *, ends: bool) 
     return stops or (kind == "colon" and (ends or bool(_REASON_WORD.match(text, after))))
 
 
-def _others(text: str, table: OptionTable, letter: str, after: int) -> set[str]:
+def _others(reply: Clean, table: OptionTable, letter: str, after: int) -> set[str]:
     """Further letters joined to the one before ``after``: "A and B", "B/C", "A, B or C"."""
+    text = reply.text
     others: set[str] = set()
     for _ in range(12):
         match = _PAIR_AFTER.match(text, after)
@@ -190,7 +194,7 @@ def _others(text: str, table: OptionTable, letter: str, after: int) -> set[str]:
             break
         other = match["letter"]
         after = match.end("letter")
-        if match["verb"] and match["joint"][0] in ",a":
+        if match["verb"] and match["joint"][0] in ",a" and not _BOTH_GOOD.match(reply.lower, after):
             break
         if other in "AI" and _ARTICLE.match(text, after) and not _FUNCTION_WORD.match(text, after):
             break  # the article or the pronoun
@@ -226,7 +230,7 @@ def _denied(lower: str, start: int) -> bool:
     last = 0
     for match in _CLAUSE_BREAK.finditer(clause):
         last = match.end()
-    return bool(_NEGATED_BEFORE.search(clause, last))
+    return bool(_NEGATED_BEFORE.search(clause, last) or _OTHERS_OPINION.search(clause, last))
 
 
 def _from_text(reply: Clean, table: OptionTable, at: int, kind: str) -> Claim | None:
@@ -312,6 +316,10 @@ def _at_cue(reply: Clean, table: OptionTable, cue: re.Match[str], *, finished: b
             return None
         start = max(0, at - 40) + match.start(1)
         return Claim(match[1], "ok" if match[1] in table.letters else "out_of_range", start, start + 1, kind)
+    if kind in ("noun", "choice") or (kind == "verb" and cue[0] == "it"):
+        claim = _not_but(reply, table, cue, finished=finished)
+        if claim is not None:
+            return claim
     if kind in ("verb", "pick", "turn", "hence"):
         match = _COMMITS[kind].match(lower, at)
         if not match or _denied(lower, at):
@@ -320,7 +328,7 @@ def _at_cue(reply: Clean, table: OptionTable, cue: re.Match[str], *, finished: b
         return read_letter(reply, table, match.start("letter"), link, finished=finished)
     if kind == "noun" and at and lower[at - 1] == "/":
         return None  # a closing tag
-    claim: Claim | None = None
+    claim = None
     for link, spot in _links(lower, cue, kind):
         letter = _LETTER.match(lower, spot)
         if letter and (link != "none" or _stands_alone(reply, table, letter.start("letter"))):
@@ -330,6 +338,17 @@ def _at_cue(reply: Clean, table: OptionTable, cue: re.Match[str], *, finished: b
         if claim is not None:
             return None if _denied(lower, at) else claim
     return None
+
+
+def _not_but(reply: Clean, table: OptionTable, cue: re.Match[str], *, finished: bool) -> Claim | None:
+    """The second letter of "the answer is not A but B"."""
+    match = _NOT_BUT.match(reply.lower, cue.end())
+    if not match or _denied(reply.lower, cue.start()):
+        return None
+    denied = match.start("denied")
+    if not reply.text[denied].isupper() and reply.text[denied - 1] != "(":
+        return None  # the article
+    return read_letter(reply, table, match.start("letter"), "is", finished=finished)
 
 
 def _links(lower: str, cue: re.Match[str], kind: str) -> Iterator[tuple[str, int]]:

@@ -26,6 +26,7 @@ _DENIAL = re.compile(
 _LONE_LETTER = re.compile(r"[-(\[ ]*([A-Z])[)\].]*")
 _BULLET = re.compile(r"[ >#+•\d.)-]*+")
 _ENDS = re.compile(r"[\"')\]]*+\s*+(?:[.!]|$)|\n")
+_LETTER_LIST = re.compile(r"\s*+(?:[(\[]?[A-Z][)\]]?(?: *[,;/&|+] *| +)){1,9}[(\[]?[A-Z][)\].!]*\s*+\Z")
 _MANY = 500
 
 
@@ -83,6 +84,7 @@ def lettered_lines(reply: Clean, table: OptionTable) -> list[Line]:
             continue
         if (
             match["mark"][:1] in (",", ";", "!")
+            and not (alone and match["mark"].startswith("!"))
             and relation != "own"
             and not _REASON_WORD.match(text, at + 1)
         ):
@@ -120,6 +122,19 @@ def whole_letter(reply: Clean, table: OptionTable) -> Claim | None:
     if not rest or (delimited and "\n" not in rest and not reply.text[at].islower()):
         return Claim(letter, "out_of_range", at, at + 1, "line")
     return None
+
+
+def letter_list(reply: Clean, table: OptionTable) -> Claim | None:
+    """A reply that is a bare list of valid letters on one line: ``B C``, ``A, C``."""
+    match = _LETTER_LIST.match(reply.text) if len(reply.text) < 200 else None
+    if not match:
+        return None
+    spots = [at for at, character in enumerate(reply.text) if character.isalpha()]
+    letters = {reply.text[at] for at in spots}
+    if not letters <= set(table.letters):
+        return None
+    at = spots[-1]
+    return Claim(reply.text[at], "ok" if len(letters) == 1 else "ambiguous", at, at + 1, "line")
 
 
 def last_line(reply: Clean, lines: list[Line]) -> Claim | None:

@@ -9,6 +9,7 @@ from persona_mlflow.parsing.cleaning import Clean, clean, reply_start
 from persona_mlflow.parsing.lines import (
     fixed_form,
     last_line,
+    letter_list,
     lettered_lines,
     single_mention,
     standing_line,
@@ -18,6 +19,11 @@ from persona_mlflow.parsing.lines import (
 from persona_mlflow.parsing.options import OptionTable, option_table
 from persona_mlflow.parsing.refusals import is_refusal
 from persona_mlflow.parsing.result import ParsedAnswer, Status
+from persona_mlflow.parsing.rules import COMPILED
+
+_NEW_QUESTION = COMPILED["new_question_lower"]
+_TEMPLATE = COMPILED["template_lower"]
+_MOST_QUESTIONS = 6  # bounds the work on a reply that asks one question after another
 
 
 def parse_answer(
@@ -49,7 +55,7 @@ def parse_answer(
     reply = clean(text, start)
     if not reply.text.strip():
         return ParsedAnswer(None, "empty" if finished else "truncated", None)
-    claim = _commitment(reply, table, finished=finished)
+    claim = _before_run_on(reply, table) or _commitment(reply, table, finished=finished)
     if claim is not None and claim.verdict == "ok":
         if claim.letter in table.letters:
             return ParsedAnswer(claim.letter, "ok", reply.span(claim.start, claim.end))
@@ -60,6 +66,29 @@ def parse_answer(
             return ParsedAnswer(None, "refusal", None)
         return ParsedAnswer(None, claim.verdict, None)
     return ParsedAnswer(None, _why_none(reply, table, finished=finished), None)
+
+
+def _before_run_on(reply: Clean, table: OptionTable) -> Claim | None:
+    """The explicit answer given before the reply runs on into a new question, which is not this one's.
+
+    A question line with no answer before it is an echo, and changes nothing.
+    """
+    for count, match in enumerate(_NEW_QUESTION.finditer(reply.lower)):
+        if count >= _MOST_QUESTIONS:
+            break
+        end = match.start()
+        if not reply.text[:end].strip():
+            continue
+        part = Clean(reply.text[:end], reply.lower[:end], reply.starts, reply.origins)
+        claim = _commitment(part, table, finished=True)
+        if claim is None or claim.verdict not in ("ok", "out_of_range") or claim.kind == "mention":
+            continue
+        if claim.kind == "line" and claim.verdict == "out_of_range":
+            continue
+        line = part.lower.rfind("\n", 0, claim.start) + 1
+        if not _TEMPLATE.search(part.lower, line, claim.start):  # "reply in the form ANSWER: B"
+            return claim
+    return None
 
 
 def _commitment(reply: Clean, table: OptionTable, *, finished: bool) -> Claim | None:
@@ -75,6 +104,9 @@ def _commitment(reply: Clean, table: OptionTable, *, finished: bool) -> Claim | 
         return text
     if whole is not None and whole.verdict == "out_of_range":
         return whole
+    listed = letter_list(reply, table) if finished else None
+    if listed is not None:
+        return listed
     lines = lettered_lines(reply, table)
     claim = final_claim(reply, table, finished=finished)
     ending = last_line(reply, lines) if finished else None

@@ -92,6 +92,17 @@ _LEAD = (
 )
 _LETTER = rf"[\"'(\[{{<\s]*+(?P<letter>[a-z]){_EDGE}"
 
+_OPINION = r"(?:say|think|believe|answer|argue|claim|guess|assume|suppose|insist|choose|pick|select|go with|said|thought|believed|argued)"
+# People other than the speaker, as a subject: "some", "many doctors", "people"; not "for most people", "like many I".
+_OTHERS = (
+    r"(?<!for )(?<!to )(?:some|many|most(?! \w+ly\b)|(?<!most )(?<!many )(?<!some )(?<!other )people|others|critics|everyone"
+    r"|someone|somebody|one(?= (?:might|could|may|would)\b))"
+)
+_NOT_SPEAKER = r"(?:(?!(?:i|we|me|us|my|our|to|is|are)\b)\w+\s+)"
+_OTHERS_OPINION = (
+    rf"\b{_OTHERS}\s+{_NOT_SPEAKER}{{0,4}}{_OPINION}\s+{_NOT_SPEAKER}{{0,4}}$"  # "some would say the best …"
+    rf"|\b{_OTHERS}\s+(?:people\s+)?(?:(?:would|will|might|may|could|often|always|sometimes|\w+ly)\s+){{0,3}}$"  # "people often answer"
+)
 _NEGATED = r"\b(?:not|never|cannot|doubt|doubtful|if|unless|whether|suppose|assuming|assume|unlikely|why|hardly|without)\b|n't\b"
 
 PATTERNS = (
@@ -269,7 +280,64 @@ PATTERNS = (
         (" and",),
         anchored=True,
     ),
-    Pattern("negated_word_lower", _NEGATED, ("answer is not ", "isn't"), ("answer is ", "knot")),
+    Pattern(
+        "negated_word_lower",
+        rf"{_NEGATED}|\b(?:no es|no sería|não é|non è)\b",
+        ("answer is not ", "isn't", "respuesta no es "),
+        ("answer is ", "knot", "respuesta es "),
+    ),
+    Pattern(
+        "not_but_lower",
+        r"[^.:;!?\n=]{0,60}?(?:\b(?:not|nicht|pas|no es|não é|non è)|n't)\s++"
+        rf"(?:{_LEAD})[\"'(\[]*+(?P<denied>[a-z]){_EDGE}[\"')\]]*+,?\s++(?:but|rather|sondern|sino|mais|ma|mas)\s++"
+        rf"(?:(?:rather|instead|is|it's|it is|es|vielmehr)\s++){{0,2}}(?:{_LEAD})(?:{_LETTER})",
+        (
+            " is not a but b",
+            " is obviously not (b), but rather option c",
+            " ist nicht a, sondern b",
+            " no es a, sino c",
+        ),
+        (" is not a", " is not only a but also b", " is not as good but b"),
+        anchored=True,
+    ),
+    Pattern(
+        "both_good_lower",
+        r"[\"')\]]*\s+(?:are|would be|could be)\s+(?:(?:both|all|each|equally)\s+)?(?:correct|right|valid|true|acceptable|plausible|possible)\b",
+        (" are both correct", ") are correct", " are all right"),
+        (" are wrong", " are both incorrect", " is correct"),
+        anchored=True,
+    ),
+    Pattern(
+        "others_opinion_lower",
+        _OTHERS_OPINION,
+        (
+            "some would say the ",
+            "people often ",
+            "many think the best ",
+            "one might argue that the ",
+            "some say option ",
+        ),
+        (
+            "for most people the ",
+            "like most people i think the ",
+            "most certainly i say ",
+            "we think the ",
+            "i think ",
+        ),
+    ),
+    Pattern(
+        "new_question_lower",
+        r"\n[ >#+-]{0,12}+(?:(?:next|new|another|second)\s+)?(?:question|frage|pregunta|domanda|pergunta|вопрос|问题|問題|질문|q)"
+        r"(?:\s*(?:#|no\.?|number)?\s*\d{1,4})?\s?(?:[:.](?=\s|$)|(?<=\d)$)",
+        ("b\n\nquestion: what", "b\n## question 2\n", "\nq: what", "\nnext question: x", "\nq2. what"),
+        ("question: what", "b\nthe question: why", "\nquestions: x", "\nquestion of taste"),
+    ),
+    Pattern(
+        "template_lower",
+        r"\b(?:form|format|example|template|e\.g)\b",
+        ("in the form answer: b", "for example"),
+        ("a formal answer",),
+    ),
     Pattern(
         "negated_before_lower",
         rf"{_NEGATED}"
@@ -301,7 +369,7 @@ PATTERNS = (
     Pattern(
         "lettered_line",
         r"^[ >#+·•-]{0,12}+(?:\d{1,2}[.)]\s{1,3})?(?P<word>(?:[Oo]ption|OPTION|[Cc]hoice|[Ll]etter|선택지|选项|選項|Opción|Choix)"
-        r"[ :]{0,3})?(?P<open>[\"'(\[{<]{0,3})(?P<letter>[A-Za-z])(?P<close>[\"')\]}>]{0,3})(?P<mark>[.:,;!)-]{0,2})"
+        r"[ :]{0,3})?(?P<open>[\"'(\[{<]{0,3})(?P<letter>[A-Za-z])(?P<close>[\"')\]}>]{0,3})(?P<mark>!{3,12}|[.:,;!)-]{0,2})"
         r"(?=[ \n]|$|(?<=[.:)\]])[^\Wa-z0-9_](?!\.))",
         ("B", "(B)", "B.", "B) text", "- **B**".replace("*", ""), "Option B: text", "  A) Berate", "B.Paris"),
         ("Because", "Paris", "I'm", "U.S. law"),
