@@ -226,6 +226,11 @@ RUNAWAYS = {
         "answer: Paris is ",
         "A) x\nB) y\nC) z\nD) w\n",
         "정답",
+        "\nQuestion: ",
+        "Answer: maybe\nQuestion: ",
+        "many people often answer ",
+        "answer is not a but ",
+        "A, ",
     )
 }
 

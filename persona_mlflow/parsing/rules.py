@@ -92,7 +92,7 @@ _LEAD = (
 )
 _LETTER = rf"[\"'(\[{{<\s]*+(?P<letter>[a-z]){_EDGE}"
 
-_OPINION = r"(?:say|think|believe|answer|argue|claim|guess|assume|suppose|insist|choose|pick|select|go with|said|thought|believed|argued)"
+_OPINION = r"(?:say|think|believe|answer|argue|claim|guess|assume|suppose|insist|choose|pick|select|go with|said|believed|argued)"
 # People other than the speaker, as a subject: "some", "many doctors", "people"; not "for most people", "like many I".
 _OTHERS = (
     r"(?<!for )(?<!to )(?:some|many|most(?! \w+ly\b)|(?<!most )(?<!many )(?<!some )(?<!other )people|others|critics|everyone"
