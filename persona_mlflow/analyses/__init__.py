@@ -1,0 +1,85 @@
+"""Every table and figure of P1, and what it lacks: intervals, chance, shares of variance, recommendations.
+
+An analysis is a function from a `Study` to a labelled dataset; `catalogue.CATALOGUE` lists them in the order
+of a report, with what a table or figure of them needs. `run_analyses` runs them on one or several models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from persona_mlflow.analyses.entry import Entry, Finding
+from persona_mlflow.analyses.study import NotAllowed, Study
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["Entry", "Finding", "NotAllowed", "Study", "run_analyses"]
+
+
+def run_analyses(
+    studies: Mapping[str, Study],
+    *,
+    entries: Sequence[Entry] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> list[Finding]:
+    """Run the analyses on one or several models.
+
+    Args:
+        studies: Model → its study.
+        entries: The analyses; all of the catalogue by default.
+        progress: Called with each analysis' title before it starts.
+
+    Returns:
+        A finding for each analysis, in order. Where a model's grid does not allow one, the finding says why.
+    """
+    from persona_mlflow.analyses.catalogue import CATALOGUE
+    from persona_mlflow.analyses.claims import ENTRY, check_claims
+
+    findings = []
+    for entry in CATALOGUE if entries is None else entries:
+        if progress:
+            progress(entry.title)
+        findings.append(_run(entry, studies))
+    if entries is None:
+        if progress:
+            progress(ENTRY.title)
+        findings.insert(1, Finding(ENTRY, check_claims(studies)))
+    return findings
+
+
+def _run(entry: Entry, studies: Mapping[str, Study]) -> Finding:
+    found: dict[str, xr.Dataset] = {}
+    reasons: dict[str, str] = {}
+    for model, study in studies.items():
+        try:
+            found[model] = entry.compute(study)
+        except NotAllowed as error:
+            reasons[model] = str(error)
+    notes = {model: data.attrs["note"] for model, data in found.items() if data.attrs.get("note")}
+    return Finding(entry, join_models(found), reasons, notes)
+
+
+def join_models(found: Mapping[str, xr.Dataset]) -> xr.Dataset | None:
+    """Put results of several models along a first dim ``model``; labels that a model lacks are NaN there.
+
+    Labels keep the order of the first model that has them, as an outer join by xarray would not.
+    """
+    if not found:
+        return None
+    import xarray as xr
+
+    labels: dict[str, list[object]] = {}
+    for data in found.values():
+        for dim in data.dims:
+            known = labels.setdefault(str(dim), [])
+            known += [label for label in data[dim].values.tolist() if label not in known]
+    aligned = [data.reindex(labels, fill_value=_fill(data)).drop_attrs() for data in found.values()]
+    return xr.concat(aligned, dim=xr.Variable("model", list(found)), join="exact")
+
+
+def _fill(data: xr.Dataset) -> dict[str, object]:
+    """What stands where a model lacks a label: NaN for numbers, an empty text, False."""
+    empty: dict[str, object] = {"U": "", "O": "", "b": False}
+    return {str(name): empty.get(array.dtype.kind, float("nan")) for name, array in data.data_vars.items()}
