@@ -18,6 +18,7 @@ from persona_mlflow.errors import UserError
 from persona_mlflow.ui import hide_password
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
     from mlflow import MlflowClient
     from mlflow.entities import Run
@@ -203,24 +204,31 @@ def children_of(client: MlflowClient, experiment_id: str, parent_id: str) -> dic
 
 
 def load_run_outcomes(source: str, tracking_uri: str | None, allow_incomplete: bool) -> xr.Dataset:
-    """`persona_mlflow.outcomes.load_outcomes` for a parent run id or an experiment name."""
+    """`persona_mlflow.outcomes.load_outcomes` for a parent run id or an experiment name.
+
+    A finished parent's compact file is read where it fits the plan, the children's generations otherwise.
+    """
     import pyarrow.parquet as pq
 
     from persona_mlflow import outcomes
 
     client = connect(tracking_uri)
-    parents = find_parents(client, source)
-    if len({run.data.params.get("model") for run in parents}) > 1:
-        listed = ", ".join(f"{r.info.run_id} ({r.data.params.get('model')})" for r in parents)
-        raise UserError(f"{source!r}: holds several models; name one parent run: {listed}")
-    parent = parents[0]
-    children = children_of(client, parent.info.experiment_id, parent.info.run_id)
+    parent = _one_model(client, source)
+    where = f"run {parent.info.run_id}"
     with tempfile.TemporaryDirectory() as folder:
-        plan_path = client.download_artifacts(parent.info.run_id, outcomes.PLAN, folder)
-        plan = json.loads(Path(plan_path).read_text(encoding="utf-8"))
-        questions = pq.read_table(
-            client.download_artifacts(parent.info.run_id, outcomes.QUESTIONS, folder)
-        ).to_pandas()
+        plan = json.loads(_download(client, parent, outcomes.PLAN, folder).read_text(encoding="utf-8"))
+        questions = pq.read_table(_download(client, parent, outcomes.QUESTIONS, folder)).to_pandas()
+        if parent.info.status == "FINISHED" and _carries(client, parent, outcomes.OUTCOMES):
+            path = _download(client, parent, outcomes.OUTCOMES, folder)
+            compact = outcomes.unpack_outcomes(
+                path, plan, questions, where=where, allow_incomplete=allow_incomplete
+            )
+            if compact is not None:
+                return compact
+            logging.getLogger(__name__).warning(
+                "%s: its %s does not fit its plan; reading its children instead", where, outcomes.OUTCOMES
+            )
+        children = children_of(client, parent.info.experiment_id, parent.info.run_id)
         finished = {key: run for key, run in children.items() if run.info.status == "FINISHED"}
 
         def read(entry: Mapping[str, Any]) -> Any:
@@ -231,6 +239,33 @@ def load_run_outcomes(source: str, tracking_uri: str | None, allow_incomplete: b
                 path = client.download_artifacts(run.info.run_id, outcomes.GENERATIONS, part)
                 return pq.read_table(path, columns=["question_id", "correct", "status"])
 
-        return outcomes.assemble(
-            plan, questions, read, where=f"run {parent.info.run_id}", allow_incomplete=allow_incomplete
-        )
+        return outcomes.assemble(plan, questions, read, where=where, allow_incomplete=allow_incomplete)
+
+
+def load_run_questions(source: str, tracking_uri: str | None) -> pd.DataFrame:
+    """`persona_mlflow.outcomes.read_questions` for a parent run id or an experiment name."""
+    import pyarrow.parquet as pq
+
+    from persona_mlflow import outcomes
+
+    client = connect(tracking_uri)
+    with tempfile.TemporaryDirectory() as folder:
+        path = _download(client, _one_model(client, source), outcomes.QUESTIONS, folder)
+        return pq.read_table(path).to_pandas()
+
+
+def _one_model(client: MlflowClient, source: str) -> Run:
+    """The newest parent behind a source, all of whose parents must be of one model."""
+    parents = find_parents(client, source)
+    if len({run.data.params.get("model") for run in parents}) > 1:
+        listed = ", ".join(f"{r.info.run_id} ({r.data.params.get('model')})" for r in parents)
+        raise UserError(f"{source!r}: holds several models; name one parent run: {listed}")
+    return parents[0]
+
+
+def _carries(client: MlflowClient, run: Run, name: str) -> bool:
+    return name in {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
+
+
+def _download(client: MlflowClient, run: Run, name: str, folder: str) -> Path:
+    return Path(client.download_artifacts(run.info.run_id, name, folder))

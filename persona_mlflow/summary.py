@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import xarray as xr
     from mlflow.entities import Run
 
+    from persona_mlflow.analyses import Finding
+
 METRICS = {
     "accuracy/mean": "accuracy, mean",
     "accuracy/std": "accuracy, sd over runs",
@@ -88,6 +90,24 @@ def run_summary(run: Run) -> dict[str, Any]:
     }
 
 
+def parent_labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A short name for each parent run, no two alike: its model, with the experiment where they differ.
+
+    Args:
+        rows: As `run_summary` gives them.
+    """
+    experiments = {row["experiment"] for row in rows}
+    names = []
+    for row in rows:
+        # A model by its path would fill the line.
+        model = str(row["model"]).rstrip("/").rpartition("/")[2]
+        names.append(model if len(experiments) < 2 else f"{row['experiment']} · {model}")
+    return [
+        name if names.count(name) == 1 else f"{name} ({row['run_id'][:8]})"
+        for name, row in zip(names, rows, strict=True)
+    ]
+
+
 def number(value: float | None) -> str:
     """A fraction with four decimals; a dash where there is none."""
     return "–" if value is None else f"{value:.4f}"
@@ -113,3 +133,24 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
 def _runs(row: Mapping[str, Any]) -> str:
     done, planned = row["runs"], row["runs_planned"]
     return f"{done:,}" if done == planned else f"{done:,} of {planned:,}"
+
+
+def summary_finding(rows: Sequence[Mapping[str, Any]]) -> Finding:
+    """The numbers that the parent runs carry, laid out as a table for CSV, Markdown or LaTeX.
+
+    Args:
+        rows: As `run_summary` gives them, with a ``label``.
+    """
+    import numpy as np
+    import xarray as xr
+
+    from persona_mlflow.analyses import Finding, breakdown
+
+    values = [[np.nan if row[name] is None else row[name] for name in METRICS] for row in rows]
+    reasons = [[row["undefined"].get(name, "not logged yet") for name in METRICS] for row in rows]
+    dims = ("model", "quantity")
+    data = xr.Dataset(
+        {"value": (dims, values), "reason": (dims, np.where(np.isnan(values), reasons, ""))},
+        coords={"model": [row["label"] for row in rows], "quantity": list(METRICS)},
+    )
+    return Finding(breakdown.entry(None, None), data)

@@ -27,6 +27,7 @@ from persona_mlflow.summary import parent_summary
 from persona_mlflow.tracking import Tracker
 
 if TYPE_CHECKING:
+    import xarray as xr
     from mlflow.entities import Run
 
 # Draws that are planned and sorted by length together: enough for full batches, few enough to hold in memory.
@@ -278,25 +279,33 @@ class Sweep:
         return parent_summary(outcomes.load_outcomes(self.ledger.root))
 
     def _finish(self, tracker: Tracker) -> dict[str, Any]:
-        summary = self._summary()
+        dataset = outcomes.load_outcomes(self.ledger.root)
         logged = [run for run in tracker.children().values() if run.info.status == "FINISHED"]
         if len(logged) != len(self.plan.grid):
             raise RuntimeError(f"{len(logged)} child runs are finished, {len(self.plan.grid)} were planned")
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            (folder / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
             _write_runs(logged, folder / "runs.csv")
-            tracker.log_parent(
-                metrics=summary["metrics"],
-                undefined=summary["undefined"],
-                tags={
-                    "persona_mlflow.children": len(logged),
-                    # Again: by now the batch size has met the memory.
-                    **self._describe_engine(folder),
-                },
-                files=folder,
-            )
+            # Described again: by now the batch size has met the memory.
+            summary = self._log_results(tracker, dataset, folder, self._describe_engine(folder))
         tracker.close("FINISHED")
+        return summary
+
+    def _log_results(
+        self, tracker: Tracker, dataset: xr.Dataset, folder: Path, tags: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Log what a finished parent carries: its summary, the outcomes in one file, and a folder's files."""
+        summary = parent_summary(dataset)
+        (folder / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
+        packed = outcomes.pack_outcomes(dataset, self.plan.spec_hash)
+        write_atomically(self.ledger.root / outcomes.OUTCOMES, packed)
+        (folder / outcomes.OUTCOMES).write_bytes(packed)
+        tracker.log_parent(
+            metrics=summary["metrics"],
+            undefined=summary["undefined"],
+            tags={"persona_mlflow.children": len(self.plan.grid), **tags},
+            files=folder,
+        )
         return summary
 
 

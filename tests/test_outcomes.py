@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import persona_mlflow
 from persona_mlflow.errors import UserError
-from persona_mlflow.outcomes import assemble, status_rates
+from persona_mlflow.outcomes import assemble, complete_part, label_outcomes, status_rates
 from persona_mlflow.parsing import STATUSES
 from persona_mlflow.summary import parent_summary, run_summary, summary_table
 
@@ -125,3 +130,133 @@ def test_the_package_gives_its_public_names() -> None:
     assert set(persona_mlflow.__all__) == set(dir(persona_mlflow))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         persona_mlflow.nothing  # noqa: B018
+
+
+def test_a_status_of_a_later_version_is_an_error() -> None:
+    answers = {**ANSWERS, "man-y": [("q1", False, "ok"), ("q2", False, "asleep")]}
+    with pytest.raises(UserError, match="here: run man-y has the status 'asleep'"):
+        assemble(PLAN, QUESTIONS, read_from(answers), where="here")
+
+
+def unfinished(answered: np.ndarray) -> xr.Dataset:
+    """A dataset over personas × two factors × questions, of which only some draws are there."""
+    personas, first, second, questions = answered.shape
+    plan = {
+        "name": "small",
+        "model": "m",
+        "personas": [{"name": f"p{i}", "group": "G", "subgroup": ""} for i in range(personas)],
+        "factors": {
+            "ppf": [f"level {i}" for i in range(first)],
+            "temperature": [0.5 * i for i in range(second)],
+        },
+    }
+    frame = pd.DataFrame({"id": [f"q{i}" for i in range(questions)], "category": "Math", "label": "algebra"})
+    status = np.where(answered, 0, -1).astype(np.int8).reshape(-1, questions)
+    correct = np.random.default_rng(0).random(status.shape) < 0.5
+    return label_outcomes(plan, frame, correct & (status == 0), status, where="here", allow_incomplete=True)
+
+
+def subsets(size: int) -> list[list[int]]:
+    return [list(c) for n in range(1, size + 1) for c in itertools.combinations(range(size), n)]
+
+
+def largest_complete_grid(answered: np.ndarray) -> int:
+    """By trying every sub-grid."""
+    return max(
+        len(p) * len(a) * len(b) * len(q)
+        for p, a, b, q in itertools.product(*map(subsets, answered.shape))
+        if all(answered[cell] for cell in itertools.product(p, a, b, q))
+    )
+
+
+def simple_choices(answered: np.ndarray) -> list[int]:
+    """Answers left where everything incomplete along one axis goes."""
+    found = []
+    for axis, size in enumerate(answered.shape):
+        whole = sum(bool(np.take(answered, i, axis=axis).all()) for i in range(size))
+        found.append(whole * answered.size // size)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 2), st.integers(1, 3)),
+    share=st.sampled_from([0.1, 0.5, 0.8, 0.95]),
+    whole_runs=st.booleans(),
+    seed=st.integers(0, 999),
+)
+def test_the_complete_part_is_complete_and_no_smaller_than_any_simple_choice(
+    shape: tuple[int, ...], share: float, whole_runs: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    answered = rng.random(shape) < share
+    if whole_runs:
+        answered[...] = answered[..., :1]
+    dataset = unfinished(answered)
+    if not answered.any():
+        with pytest.raises(UserError, match=r"none of the .* runs has an answer yet.*run the same command"):
+            complete_part(dataset)
+        return
+    part, said = complete_part(dataset)
+    assert (part["status"] == 0).all()
+    assert part["complete"].all()
+    assert part.equals(dataset.sel({dim: part[dim] for dim in part.dims}).assign(complete=part["complete"]))
+    size = part["status"].size
+    assert max(simple_choices(answered)) <= size <= largest_complete_grid(answered)
+    assert size > 0
+    if answered.all():
+        assert said is None
+        assert part is dataset
+    else:
+        assert said is not None
+        done = answered.all(axis=-1)
+        assert said.startswith(f"{(~done).sum()} of {done.size} runs ")
+
+
+def test_the_complete_part_is_the_largest_where_runs_are_left_as_an_interruption_leaves_them() -> None:
+    for done in range(1, 12):
+        answered = np.zeros((3, 2, 2, 2), dtype=bool)
+        answered.reshape(12, 2)[:done] = True
+        part, _ = complete_part(unfinished(answered))
+        assert part["status"].size == largest_complete_grid(answered), done
+
+
+def test_what_is_left_out_is_said_in_one_sentence() -> None:
+    answered = np.ones((4, 4, 3, 5), dtype=bool)
+    answered[3] = False
+    answered[3, 0, 0] = True
+    part, said = complete_part(unfinished(answered))
+    assert dict(part.sizes) == {"persona": 3, "ppf": 4, "temperature": 3, "question": 5}
+    assert said == (
+        "11 of 48 runs are unfinished: the analyses use 3 of 4 personas in all 12 settings (left out: p3)"
+    )
+    answered = np.ones((9, 4, 3, 5), dtype=bool)
+    answered[:8, :, 2] = False
+    _, said = complete_part(unfinished(answered))
+    assert said == (
+        "32 of 108 runs are unfinished: the analyses use all 9 personas in 8 of 12 settings "
+        "(left out: temperature 1.0)"
+    )
+    answered = np.ones((2, 1, 1, 50), dtype=bool)
+    answered[1, 0, 0, 7] = False
+    _, said = complete_part(unfinished(answered))
+    assert said == (
+        "1 of 2 runs is unfinished: the analyses use all 2 personas in the one setting on 49 of 50 questions"
+    )
+    answered = np.ones((9, 1, 1, 5), dtype=bool)
+    answered[:6] = False
+    _, said = complete_part(unfinished(answered))
+    assert said is not None
+    assert said.endswith("use 3 of 9 personas in the one setting (left out: p0, p1, p2 and 3 more)")
+
+
+def test_parts_of_personas_settings_and_questions_are_left_out_together() -> None:
+    answered = np.ones((6, 4, 2, 8), dtype=bool)
+    answered[5, 1:] = False
+    answered[:5, 3, :, :4] = False
+    answered[:, :, 1, 7] = False
+    part, said = complete_part(unfinished(answered))
+    assert part["status"].size == 5 * 3 * 2 * 7
+    assert said is not None
+    for words in ("5 of 6 personas", "6 of 8 settings", "7 of 8 questions", "p5; ppf level 3"):
+        assert words in said

@@ -75,6 +75,7 @@ def test_the_parent_carries_the_contract(store: MlflowClient, parent_id: str) ->
         "data_report.json",
         "engine.json",
         "summary.json",
+        "outcomes.npz",
         "runs.csv",
     }
 

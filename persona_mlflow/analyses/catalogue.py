@@ -10,6 +10,7 @@ from persona_mlflow.analyses import (
     factors,
     overview,
     parsing,
+    prediction,
     selections,
     structure,
 )
@@ -38,10 +39,10 @@ CATALOGUE: tuple[Entry, ...] = (
         title="Is it more than chance?",
         caption=(
             "Each instability beside its floor: its mean when a persona's right answers to a question are "
-            "permuted over the compared settings. p is the share of permutations that give as much, "
-            "adjusted after Holm over the rows. I_Q does not change under the permutation; its share is "
-            "of the value that it would have if which questions are right were independent between "
-            "settings."
+            "permuted over the compared settings. p is the share of permutations, of all personas' answers "
+            "together, that give as much, adjusted after Holm over the rows. I_Q does not change under the "
+            "permutation; its share is of the value that it would have if which questions are right were "
+            "independent between settings."
         ),
         compute=chance.by_chance,
         rows=("part",),
@@ -221,6 +222,22 @@ CATALOGUE: tuple[Entry, ...] = (
             "beaten_by": "beaten by",
         },
         unit="accuracy",
+    ),
+    Entry(
+        key="best-persona",
+        reference="P1 Fig. 9",
+        title="Can the best persona be told from the question?",
+        caption=(
+            "F1, averaged over questions, of classifiers that predict from a question's text which personas "
+            "get it right, one per setting. In brackets the lowest and highest setting. The base rate is the "
+            "F1 of always naming the personas that are right on more than half of the training questions."
+        ),
+        compute=prediction.best_persona,
+        rows=("level",),
+        columns=("model",),
+        figure="intervals",
+        show={"base_rate": "base rate"},
+        unit="F1",
     ),
     Entry(
         key="agreement",

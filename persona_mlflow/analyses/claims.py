@@ -81,7 +81,7 @@ def _verdict(margin: xr.Dataset | None, reason: str = "") -> xr.Dataset:
     low, high = float(margin["low"]), float(margin["high"])
     verdict = "holds" if low > 0 else "fails" if high < 0 else "undecided"
     if not reason and np.isnan(low):
-        reason = "takes bootstrap draws: --draws 1000"
+        reason = "no bootstrap interval: there are too few questions, or no draws"
     return margin.assign(verdict=verdict, reason=reason)
 
 

@@ -20,7 +20,7 @@ def setting_differences(study: Study) -> xr.Dataset:
 
     Returns:
         Over setting × other: ``value`` (setting − other, a fraction), its ``low`` and ``high``, and ``p``,
-        adjusted; NaN on the diagonal.
+        adjusted; a setting's difference from itself is 0.
 
     Raises:
         NotAllowed: There is one setting, or one question.
@@ -44,6 +44,8 @@ def setting_differences(study: Study) -> xr.Dataset:
         square[i, j] = tests[source].values
         square[j, i] = sign * tests[source].values
         columns[name] = square
+    for name, own in (("value", 0.0), ("low", 0.0), ("high", 0.0), ("p", 1.0)):
+        np.fill_diagonal(columns[name], own)
     # A difference turned round has its bounds exchanged.
     lower = np.tril_indices(n, -1)
     columns["low"][lower], columns["high"][lower] = columns["high"][lower], columns["low"][lower].copy()

@@ -138,7 +138,8 @@ def across_personas(study: Study) -> xr.Dataset:
         xr.concat([study.average(metric, "persona", group=name) for name in names.values()], dim=group)
         for metric in metrics
     ]
-    return study.interval(xr.concat(draws, dim=xr.Variable("metric", metrics)), (0.0, 1.0))
+    found = study.interval(xr.concat(draws, dim=xr.Variable("metric", metrics)), (0.0, 1.0))
+    return found.assign(reason=xr.where(found["value"].isnull(), "no question is right in any setting", ""))
 
 
 def _require_categories(study: Study) -> None:

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+NO_VALUE = "no pair of settings, or no question that is right in any setting"
+NOTHING_TO_COMPARE = "the baseline is 0: there is no instability to compare with"
+
+
 def single_factor(study: Study, category: str | None = None, group: str | None = None) -> xr.Dataset:
     """Instability when one factor varies and the others are fixed (P1 Fig. 4).
 
@@ -96,8 +100,11 @@ def outcome_forms(study: Study) -> xr.Dataset:
     absolute = xr.concat(
         [xr.concat(values, dim=level) for values in forms.values()], dim=xr.Variable("form", list(forms))
     )
-    found = study.interval(relative(absolute.sel(level="all settings", drop=True), absolute))
-    return found.assign(absolute=absolute.isel(draw=0, drop=True))
+    base = absolute.sel(level="all settings", drop=True)
+    found = study.interval(relative(base, absolute))
+    first = absolute.isel(draw=0, drop=True)
+    because = _because(first, xr.where(base.isel(draw=0, drop=True) == 0, NOTHING_TO_COMPARE, ""))
+    return found.assign(absolute=first, reason=because.where(found["value"].isnull(), ""))
 
 
 def deltas(
@@ -136,7 +143,14 @@ def deltas(
     ):
         part = study.interval(draws, bounds)
         found[name], found[f"{name}_low"], found[f"{name}_high"] = part["value"], part["low"], part["high"]
-    return found.assign(baseline=base.isel(draw=0, drop=True))
+    first = base.isel(draw=0, drop=True)
+    because = _because(found["instability"], xr.where(first == 0, NOTHING_TO_COMPARE, ""))
+    return found.assign(baseline=first, reason=because.where(found["value"].isnull(), ""))
+
+
+def _because(values: xr.DataArray, otherwise: xr.DataArray) -> xr.DataArray:
+    """Why values are undefined; ``otherwise`` where they are defined."""
+    return otherwise.where(values.notnull(), NO_VALUE)
 
 
 def relative(baseline: xr.DataArray, new: xr.DataArray) -> xr.DataArray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from persona_mlflow.analyses.factors import relative, require
+from persona_mlflow.analyses.factors import NO_VALUE, relative, require
 from persona_mlflow.analyses.study import METRICS, NotAllowed, Settings, Study
 from persona_mlflow.instability.resampling import subset_weights
 
@@ -103,6 +103,7 @@ def setting_subsets(study: Study) -> xr.Dataset:
     )
     found = study.interval(draws, (0.0, float("inf")))
     change = relative(draws.isel(subset=0), draws).isel(draw=0, drop=True)
+    found["reason"] = xr.where(found["value"].isnull(), NO_VALUE, "")
     return found.assign(relative=change).assign_attrs({"note": "; ".join(missing)} if missing else {})
 
 
@@ -132,20 +133,20 @@ def question_subsets(study: Study, seeds: int = 20) -> xr.Dataset:
     for weights in blocks:
         values = _on_subsets(study, weights)
         array = xr.concat([values[name] for name in METRICS], dim=metric)
-        undefined = array.isnull().all("draw")
-        filled = array.fillna(0).where(~undefined)
+        # A subset in which no question is right has no I_Q: it counts towards none of these.
         parts.append(
             xr.Dataset(
                 {
-                    "value": filled.mean("draw"),
-                    "low": filled.min("draw"),
-                    "high": filled.max("draw"),
-                    "sd": filled.std("draw"),
+                    "value": array.mean("draw"),
+                    "low": array.min("draw"),
+                    "high": array.max("draw"),
+                    "sd": array.std("draw"),
                 }
             )
         )
     names = ["all questions", *(f"{share:.0%} of the questions" for share in SHARES)]
-    return xr.concat(parts, dim=xr.Variable("share", names))
+    found = xr.concat(parts, dim=xr.Variable("share", names))
+    return found.assign(reason=xr.where(found["value"].isnull(), NO_VALUE, ""))
 
 
 def contrast(study: Study) -> xr.Dataset:
@@ -165,19 +166,16 @@ def contrast(study: Study) -> xr.Dataset:
 
     if study.settings < 2 or len(study.personas) < 2:
         raise NotAllowed("takes at least two settings and two personas")
-    note = ""
-    pair: list[dict[str, Any]] = []
-    for published, place in ((FIRST, 0), (LAST, -1)):
-        levels = {name: study.levels(name) for name in study.factors}
-        if all(name in levels and level in levels[name] for name, level in published.items()):
-            rest = {name: values[0] for name, values in levels.items() if name not in published}
-            pair.append({**rest, **published})
-        else:
-            pair.append({name: values[place] for name, values in levels.items()})
-            note = (
-                "The paper's pair of settings is not in this grid: shown are the setting of every factor's "
-                "first level and that of every factor's last."
-            )
+    levels = {name: study.levels(name) for name in study.factors}
+    pair = [{name: values[place] for name, values in levels.items()} for place in (0, -1)]
+    note = (
+        "The paper's pair of settings is not in this grid: shown are the setting of every factor's "
+        "first level and that of every factor's last."
+    )
+    wanted = [*FIRST.items(), *LAST.items()]
+    if all(name in levels and level in levels[name] for name, level in wanted):
+        pair = [{name: chosen.get(name, pair[0][name]) for name in levels} for chosen in (FIRST, LAST)]
+        note = ""
     accuracy = study.accuracy()
     ranks, _ = study.ranks(None, None)
     rank = xr.DataArray(ranks[..., 0], dims=("persona", *study.factors), coords=accuracy.isel(draw=0).coords)

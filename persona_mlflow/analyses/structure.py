@@ -29,7 +29,8 @@ def variance(study: Study) -> xr.Dataset:
     counts = study.counts()
     if reason := variance_undefined(counts):
         raise NotAllowed(reason)
-    return study.interval(variance_shares(counts, names), (0.0, 1.0))
+    shares = variance_shares(counts, names)
+    return study.interval(shares if study.has_interval(None) else shares.isel(draw=slice(1)), (0.0, 1.0))
 
 
 def agreement(study: Study) -> xr.Dataset:
@@ -57,7 +58,10 @@ def agreement(study: Study) -> xr.Dataset:
     for place, category in enumerate(parts.values()):
         ranks = study.ranks(category, None)[0]
         ranks = ranks.reshape(len(ranks), -1, ranks.shape[-1])
-        draws.append(kendall_w(ranks))
+        agreed = kendall_w(ranks)
+        if not study.has_interval(category):
+            agreed[1:] = np.nan
+        draws.append(agreed)
         reasons.append(kendall_undefined(ranks) or "")
         chance = None
         if study.permutations:

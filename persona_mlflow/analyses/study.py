@@ -40,8 +40,12 @@ class Study:
         permutations: Draws of what the numbers would be by chance; 0 for none.
         seed: Of both.
         level: What an interval covers.
+        few: A category with fewer questions has no interval of its own: a bootstrap of two or three
+            questions hardly varies, and would promise too much. For the whole, such categories are resampled
+            together.
         weights: Draws of one's own, question × draw, the first being the experiment; instead of the
             bootstrap.
+        predictions: What `persona_mlflow.analyses.best_persona` found on this experiment, if it was run.
 
     Attributes:
         correct: Boolean, persona × factors × question.
@@ -59,7 +63,9 @@ class Study:
         permutations: int = 1000,
         seed: int = 0,
         level: float = 0.95,
+        few: int = 10,
         weights: np.ndarray | None = None,
+        predictions: xr.Dataset | None = None,
     ) -> None:
         dims = [str(dim) for dim in dataset["correct"].dims]
         self.dataset = dataset
@@ -74,6 +80,8 @@ class Study:
             for name in self.categories
         }
         self.groups = _persona_groups(dataset)
+        self.few = few
+        self.predictions = predictions
         self._weights = weights
         self._cache: dict[Any, Any] = {}
 
@@ -88,6 +96,12 @@ class Study:
     def subgroups(self) -> tuple[str, ...]:
         """Those of `groups` that are parts of a group, e.g. the occupations' (P1 Fig. 8)."""
         return tuple(name for name in self.groups if " · " in name)
+
+    @property
+    def unparsed(self) -> np.ndarray:
+        """Where no letter could be read, shaped as `correct`."""
+        status = self.dataset["status"].transpose("persona", *self.factors, "question")
+        return np.asarray(status.values != 0)
 
     @property
     def settings(self) -> int:
@@ -115,7 +129,13 @@ class Study:
         """How often each question counts in each draw, question × (1 + draws)."""
         if self._weights is not None:
             return self._weights
-        return bootstrap_weights(list(self.positions.values()), self.draws, self.seed)
+        own = [positions for name, positions in self.positions.items() if self.has_interval(name)]
+        rest = [positions for name, positions in self.positions.items() if not self.has_interval(name)]
+        return bootstrap_weights([*own, *([np.concatenate(rest)] if rest else [])], self.draws, self.seed)
+
+    def has_interval(self, category: str | None) -> bool:
+        """Whether there are questions enough for a bootstrap, in a category or in all."""
+        return self._weights is not None or self.questions(category) >= self.few
 
     def members(self, group: str | None) -> np.ndarray:
         """The positions of a group's personas, or of all."""
@@ -129,8 +149,35 @@ class Study:
 
     def accuracy(self, category: str | None = None) -> xr.DataArray:
         """Accuracy of each run in each draw: persona × factors × draw."""
-        counts = self.counts(category)
-        return self._label(counts / self.questions(category), ("persona", *self.factors))
+        accuracy = self.counts(category) / self.questions(category)
+        return self._label(self._blanked(accuracy, category), ("persona", *self.factors))
+
+    def share(
+        self,
+        happened: np.ndarray,
+        *,
+        category: str | None = None,
+        group: str | None = None,
+        settings: Settings | None = None,
+    ) -> xr.DataArray:
+        """The share of answers of which something is true, in every draw.
+
+        Args:
+            happened: Boolean, shaped as ``correct``.
+            category: As in `metric`.
+            group: As in `metric`.
+            settings: As in `metric`.
+
+        Returns:
+            Along ``draw``, in [0, 1].
+        """
+        part = self.correct.copy(data=happened).isel(persona=self.members(group))
+        part = part.sel({name: list(levels) for name, levels in (settings or {}).items()})
+        rows = part.mean([dim for dim in part.dims if dim != "question"]).values
+        chosen = slice(None) if category is None else self.positions[category]
+        weights = self.weights[chosen].astype(float)
+        with np.errstate(invalid="ignore"):  # a resample can lack a small category
+            return self._label(self._blanked((rows[chosen] @ weights) / weights.sum(axis=0), category), ())
 
     def overlap(
         self, over: Sequence[str], settings: Settings, category: str | None, group: str | None = None
@@ -252,14 +299,14 @@ class Study:
             values = self._accuracy(over, category, settings)[self.members(group)].mean(axis=0)
         elif metric == "outcome":
             raw, normaliser = self._outcome(over, category, group, settings, weighted=True)
-            return raw * normaliser
+            return raw.copy(data=self._blanked((raw * normaliser).values, category))
         else:
             always, ever = self.overlap(over, settings, category, group)
             share = np.divide(always, ever, out=np.full(ever.shape, np.nan), where=ever > 0)
             if "persona" not in over:
                 share = _nanmean_first(share[self.members(group)])
             values = 1 - share
-        return self._label(values, kept, settings)
+        return self._label(self._blanked(values, category), kept, settings)
 
     def _accuracy(self, over: tuple[str, ...], category: str | None, settings: Settings) -> np.ndarray:
         """I_A of each persona: persona × kept × draw. Shared by all groups."""
@@ -308,6 +355,13 @@ class Study:
 
         coords = {dim: list((settings or {}).get(dim, self.correct[dim].values.tolist())) for dim in dims}
         return xr.DataArray(values, coords, (*dims, "draw"))
+
+    def _blanked(self, values: np.ndarray, category: str | None) -> np.ndarray:
+        """The values, without resamples where the questions are too few for them."""
+        if not self.has_interval(category):
+            values = values.astype(float)
+            values[..., 1:] = np.nan
+        return values
 
     def _sum_by_category(self, key: Any, right: Callable[[], np.ndarray], category: str | None) -> np.ndarray:
         """Weighted counts of something boolean, by category; the whole is the sum of the categories."""

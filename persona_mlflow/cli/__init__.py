@@ -11,6 +11,8 @@ import click
 
 from persona_mlflow import __version__
 from persona_mlflow.cli.catalogue import personas, questions
+from persona_mlflow.cli.predict import predict
+from persona_mlflow.cli.report import report
 from persona_mlflow.cli.run import plan, run
 from persona_mlflow.cli.summarize import summarize
 from persona_mlflow.errors import UserError
@@ -32,7 +34,7 @@ def cli() -> None:
     """
 
 
-for command in (run, plan, summarize, questions, personas):
+for command in (run, plan, summarize, report, predict, questions, personas):
     cli.add_command(command)
 
 

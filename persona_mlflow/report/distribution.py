@@ -1,0 +1,147 @@
+"""Distributions over personas: a box, every persona as a point, the best and the worst by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from persona_mlflow.report.drawing import (
+    EMPTY,
+    INK,
+    LABEL,
+    MUTED,
+    PAGE,
+    SERIES,
+    SMALL,
+    TITLE,
+    Canvas,
+    short_number,
+    wrap,
+)
+from persona_mlflow.report.intervals import Axis
+from persona_mlflow.report.layout import GAP, RowLabels, draw_title, lines_height, panels_per_line
+from persona_mlflow.report.tables import arrange, heading, label, labels, matrix
+
+if TYPE_CHECKING:
+    from persona_mlflow.analyses.entry import Finding
+
+SAMPLE = "persona"
+ROW = 96.0
+NARROW, WIDE = 340.0, 620.0
+BEST, WORST = SERIES[2], SERIES[1]
+
+
+def draw_distribution(finding: Finding) -> Canvas:
+    """Draw how the values of the personas are distributed, a row per setting, all on one axis.
+
+    The sample is the dim ``persona``; where a finding has none, the last of its columns.
+    """
+    entry, data = finding.entry, finding.data
+    assert data is not None
+    dims = [str(dim) for dim in data["value"].dims]
+    rows, columns = arrange(entry, data)
+    sample = SAMPLE if SAMPLE in dims else (columns or rows)[-1]
+    facet = entry.panels if entry.panels in dims and entry.panels != sample else None
+    if facet is None and "model" in dims and data.sizes["model"] > 1:
+        facet = "model"
+    lines = [dim for dim in (*rows, *columns) if dim not in (sample, facet)]
+    names = [text for (text,) in labels(data, [sample])]
+    row_labels = labels(data, lines) if lines else [("",)]
+    parts = [("", data)]
+    if facet is not None:
+        parts = [(label(v, facet), data.isel({facet: i})) for i, v in enumerate(data[facet].values.tolist())]
+    unit = str(data["value"].attrs.get("unit", entry.unit))
+    values = [matrix(part, "value", lines, [sample]) for _, part in parts]
+
+    labelled = RowLabels.measure(row_labels, ROW)
+    per_line = panels_per_line(len(parts), labelled.width, NARROW)
+    slot = min(WIDE, (PAGE - labelled.width + GAP) / per_line - GAP)
+    titles = [wrap(title, slot, TITLE, bold=True) if title else [] for title, _ in parts]
+    top = max((lines_height(len(text), TITLE) for text in titles), default=0.0) + 8
+    body = labelled.height * len(row_labels)
+    line_height = top + body + 40 + GAP
+    width = labelled.width + per_line * (slot + GAP)
+    count = -(-len(parts) // per_line)
+    canvas = Canvas(width, count * line_height - GAP + 24)
+    words = [f"Distributions over {heading(sample)}, unit {unit}."]
+    everything = np.concatenate([block.ravel() for block in values])
+    for i, block in enumerate(values):
+        x, y = labelled.width + (i % per_line) * (slot + GAP), (i // per_line) * line_height + 2
+        if i % per_line == 0:
+            labelled.draw(canvas, 0, y + top, labelled.height, width - GAP)
+        draw_title(canvas, x, y, titles[i], TITLE)
+        axis = Axis(everything, x + 8, slot - 16)
+        _draw_frame(canvas, axis, (x, y + top, slot, body), unit)
+        for j, line in enumerate(block):
+            where = " · ".join(filter(None, (parts[i][0], *row_labels[j])))
+            words.append(
+                _draw_row(canvas, axis, line, names, (x, y + top + j * labelled.height, slot), where)
+            )
+    canvas.text(
+        0,
+        canvas.height - 11,
+        f"A point is a {heading(sample)}; the box spans the quartiles, its line is the median, the whiskers "
+        "reach to the ends.",
+        size=SMALL,
+        colour=MUTED,
+    )
+    canvas.alt = " ".join(words)
+    return canvas
+
+
+def _draw_frame(canvas: Canvas, axis: Axis, place: tuple[float, float, float, float], unit: str) -> None:
+    x, y, width, height = place
+    at = axis(axis.ticks)
+    canvas.segments(np.stack([at, np.full_like(at, y)], 1), np.stack([at, np.full_like(at, y + height)], 1))
+    for position, text in zip(at, axis.texts, strict=True):
+        canvas.text(float(position), y + height + 11, text, size=SMALL, align="center")
+    canvas.text(x + width / 2, y + height + 26, unit, size=SMALL, colour=MUTED, align="center")
+
+
+def _draw_row(
+    canvas: Canvas,
+    axis: Axis,
+    values: np.ndarray,
+    names: list[str],
+    place: tuple[float, float, float],
+    where: str,
+) -> str:
+    """Draw one distribution; says in words what it shows."""
+    x, y, width = place
+    known = np.flatnonzero(np.isfinite(values))
+    if not known.size:
+        canvas.text(x + width / 2, y + ROW / 2, "undefined", colour=MUTED, align="center")
+        return f"{where}: undefined."
+    here = values[known]
+    ends = {}
+    for word, top in (("worst", here.min()), ("best", here.max())):
+        tied = [names[i] for i in known if values[i] == top]
+        more = f" and {len(tied) - 1} more" if len(tied) > 1 else ""
+        ends[word] = f"{word} {short_number(float(top), '.3f')}: {tied[0]}{more}"
+    # The two names stand at the two ends of a line of their own, so they cannot meet each other or a point.
+    half = width / 2 - 22
+    for word, align, colour, marker in (("worst", "left", WORST, "v"), ("best", "right", BEST, "^")):
+        lines = wrap(ends[word], half, LABEL, 2)
+        sign = x + 6 if align == "left" else x + width - 6
+        canvas.points(sign, y + 16, colour, marker)
+        canvas.text(sign + (10 if align == "left" else -10), y + 16, lines, align=align)
+    quartiles = np.quantile(here, (0.0, 0.25, 0.5, 0.75, 1.0))
+    low, first, middle, third, high = (float(at) for at in axis(quartiles))
+    box = y + 44
+    for start, end in ((low, first), (third, high)):
+        canvas.segments(np.array([start, box]), np.array([end, box]), colour=INK, width=1.2)
+    canvas.rectangle(first, box - 8, max(third - first, 1.0), 16, EMPTY, edge=INK)
+    canvas.segments(
+        np.array([middle, box - 8]), np.array([middle, box + 8]), colour=INK, width=2.0, order=2.5
+    )
+    # Heights by the golden section keep neighbours apart, and are the same at every call.
+    order = np.argsort(here, kind="stable")
+    heights = np.empty(here.size)
+    heights[order] = (np.arange(here.size) * 0.6180339887) % 1.0
+    points = axis(here), y + 62 + 22 * heights
+    canvas.points(*points, colour=SERIES[0], size=6, alpha=0.75)
+    for index, colour, marker in ((int(here.argmin()), WORST, "v"), (int(here.argmax()), BEST, "^")):
+        canvas.points(points[0][index], points[1][index], colour, marker, size=9, edge=INK)
+    median = short_number(float(quartiles[2]), ".3f")
+    return f"{where + ': ' if where else ''}median {median}; {ends['best']}; {ends['worst']}."
