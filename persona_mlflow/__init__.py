@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from persona_mlflow.analyses import Study as Study
+    from persona_mlflow.analyses import run_analyses as run_analyses
     from persona_mlflow.errors import UserError as UserError
     from persona_mlflow.instability import accuracy_instability as accuracy_instability
     from persona_mlflow.instability import outcome_instability as outcome_instability
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Study": "analyses",
     "UserError": "errors",
     "accuracy_instability": "instability",
     "load_outcomes": "outcomes",
@@ -29,6 +32,7 @@ _HOME = {
     "outcome_instability": "instability",
     "parse_answer": "parsing",
     "question_instability": "instability",
+    "run_analyses": "analyses",
 }
 
 __all__ = ["__version__", *_HOME]

@@ -75,18 +75,19 @@ def join_models(found: Mapping[str, xr.Dataset]) -> xr.Dataset | None:
         for dim in data.dims:
             known = labels.setdefault(str(dim), [])
             known += [label for label in data[dim].values.tolist() if label not in known]
-    aligned = [_reindexed(data, labels) for data in found.values()]
+    uneven = any(data.sizes[dim] < len(known) for data in found.values() for dim, known in labels.items())
+    aligned = [_reindexed(data, labels, uneven) for data in found.values()]
     return xr.concat(aligned, dim=xr.Variable("model", list(found)), join="exact")
 
 
-def _reindexed(data: xr.Dataset, labels: Mapping[str, list[object]]) -> xr.Dataset:
-    """A result over more labels than its own: no number there, and the reason for that."""
+def _reindexed(data: xr.Dataset, labels: Mapping[str, list[object]], reasons: bool) -> xr.Dataset:
+    """A result over all labels in their order: where it has none, no number, and the reason for that."""
     import xarray as xr
 
-    if all(data.sizes[dim] == len(known) for dim, known in labels.items() if dim in data.dims):
+    if reasons and "reason" not in data:
+        data = data.assign(reason=xr.full_like(data["value"], "", dtype=object))
+    if all(data[dim].values.tolist() == known for dim, known in labels.items()):
         return data.drop_attrs()
-    if "reason" not in data:
-        data = data.assign(reason=xr.where(data["value"].isnull(), "", ""))
     empty: dict[str, object] = {"U": "", "O": "", "b": False}
     fill = {str(name): empty.get(array.dtype.kind, float("nan")) for name, array in data.data_vars.items()}
     return data.reindex(labels, fill_value={**fill, "reason": "not in this model's grid"}).drop_attrs()

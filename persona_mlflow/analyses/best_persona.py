@@ -211,8 +211,9 @@ def by_level(result: xr.Dataset) -> xr.Dataset:
 
     Returns:
         A dataset over ``factor_level`` (labels such as ``temperature 0.5``): ``value``, the mean of ``f1``
-        over the settings of that level; ``low`` and ``high``, the least and the greatest of them: no interval; ``base_rate`` and ``ceiling``, the means over the same
-        settings; ``settings``, how many these are; ``reason``, which settings have no F1 and why.
+        over the settings of that level; ``low`` and ``high``, the least and the greatest of them, which is
+        no interval; ``base_rate`` and ``ceiling``, the means over the same settings; ``settings``, how many
+        these are; ``reason``, how many settings have no F1 and why.
     """
     import xarray as xr
 

@@ -61,7 +61,10 @@ def breakdown(study: Study, by: str | None = None, over: Sequence[str] | None = 
             study.share(study.unparsed, **where),
         ]
         found = xr.concat(
-            [study.interval(values, (0.0, float("inf"))) for values in draws],
+            [
+                study.interval(values, (0.0, float("inf") if name == "instability/outcome" else 1.0))
+                for name, values in zip(QUANTITIES, draws, strict=True)
+            ],
             dim=xr.Variable("quantity", list(QUANTITIES)),
         )
         because = ["", "", *(study.undefined(m, varied, where.get("settings")) for m in METRICS), ""]

@@ -51,7 +51,7 @@ def by_chance(study: Study) -> xr.Dataset:
     label = xr.Variable("part", list(columns))
     rows = [xr.concat(draws[name], dim=label) for name in METRICS]
     values = xr.concat(rows, dim=xr.Variable("metric", list(METRICS)))
-    found = study.interval(values, (0.0, float("inf")))
+    found = study.metric_interval(values)
     for name in ("floor", "excess", "p", "floor_together", "p_together", "independent", "share"):
         stacked = np.stack([column[name] for column in columns.values()], axis=1)
         found[name] = (("metric", "part"), stacked)
@@ -74,7 +74,9 @@ def _parts(study: Study) -> Iterator[tuple[str, dict[str, Any]]]:
             yield category, {"over": study.factors, "where": {"category": category}}
     if len(study.groups) > 1:
         for group in study.groups:
-            yield group, {"over": study.factors, "where": {"group": group}}
+            # The user's groups can be called as the categories are.
+            name = f"{group} (personas)" if group in study.categories else group
+            yield name, {"over": study.factors, "where": {"group": group}}
 
 
 def _chance_levels(

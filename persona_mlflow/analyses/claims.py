@@ -29,6 +29,8 @@ MOST_STABLE = ("History", "Cultural Awareness and Understanding")
 HARDLY = 0.25
 """Persona group "hardly matters" where instability differs between groups by less than this share of it."""
 
+_EMBEDDED = {"smollm2": "SmolLM2-135M-Instruct"}  # whose id in the catalogue does not tell its size
+
 Margin = Callable[..., "xr.DataArray"]
 
 
@@ -183,7 +185,7 @@ def model_size(name: str) -> float | None:
     from persona_mlflow.catalog import load_catalogue
 
     models = load_catalogue().models
-    for text in (name, models[name].id if name in models else ""):
+    for text in (name, models[name].id if name in models else "", _EMBEDDED.get(name, "")):
         found = re.search(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([bm])(?![a-z])", text.rpartition("/")[2], re.I)
         if found:
             return float(found[1]) / (1 if found[2].lower() == "b" else 1000)
@@ -220,6 +222,6 @@ ENTRY = Entry(
     compute=lambda study: check_claims({"": study}).isel(model=0, drop=True),
     rows=("claim",),
     columns=("model",),
-    show={"verdict": "verdict", "reason": "reason"},
+    show={"verdict": "verdict"},
     unit="margin",
 )

@@ -89,10 +89,13 @@ def set_kappa(study: Study, settings: Settings) -> np.ndarray:
 
 def _set_values(study: Study, settings: Settings, base: np.ndarray) -> list[np.ndarray]:
     """The six numbers of one set, along draws."""
-    accuracy = study.accuracy().sel({name: list(levels) for name, levels in settings.items()})
-    dims = [dim for dim in accuracy.dims if dim not in ("persona", "draw")]
-    mean = accuracy.mean("persona")
-    best = accuracy.argmax("persona").transpose("draw", *dims).values.reshape(accuracy.sizes["draw"], -1)
+    accuracy = study.accuracy()
+    counts = accuracy.copy(data=study.counts())
+    chosen = {name: list(levels) for name, levels in settings.items()}
+    mean = accuracy.sel(chosen).mean("persona")
+    dims = [dim for dim in mean.dims if dim != "draw"]
+    best = counts.sel(chosen).argmax("persona").transpose("draw", *dims).values
+    best = best.reshape(len(best), -1)
     ordered = np.sort(best, axis=1)
     different = 1 + (np.diff(ordered, axis=1) > 0).sum(axis=1)
     return [

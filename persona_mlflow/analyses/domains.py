@@ -112,6 +112,8 @@ def subgroups_by_category(study: Study) -> xr.Dataset:
 
     parts = [one(group) for group in study.subgroups]
     names = [name.rpartition(" · ")[2] for name in study.subgroups]
+    if len(set(names)) < len(names):  # sub-groups of two groups can be called alike
+        names = list(study.subgroups)
     return xr.concat(parts, dim=xr.Variable("subgroup", names))
 
 

@@ -137,11 +137,10 @@ def deltas(
     )
     base = xr.concat([baseline(name) for name in METRICS], dim=metric)
     found = study.interval(relative(base, values))
-    for name, draws, bounds in (
-        ("delta", base - values, None),
-        ("instability", values, (0.0, float("inf"))),
+    for name, part in (
+        ("delta", study.interval(base - values)),
+        ("instability", study.metric_interval(values)),
     ):
-        part = study.interval(draws, bounds)
         found[name], found[f"{name}_low"], found[f"{name}_high"] = part["value"], part["low"], part["high"]
     first = base.isel(draw=0, drop=True)
     because = _because(found["instability"], xr.where(first == 0, NOTHING_TO_COMPARE, ""))

@@ -101,7 +101,7 @@ def setting_subsets(study: Study) -> xr.Dataset:
         ],
         dim=xr.Variable("subset", list(chosen)),
     )
-    found = study.interval(draws, (0.0, float("inf")))
+    found = study.metric_interval(draws)
     change = relative(draws.isel(subset=0), draws).isel(draw=0, drop=True)
     found["reason"] = xr.where(found["value"].isnull(), NO_VALUE, "")
     return found.assign(relative=change).assign_attrs({"note": "; ".join(missing)} if missing else {})

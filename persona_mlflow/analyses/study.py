@@ -260,7 +260,11 @@ class Study:
         """I_O over all factors in one of its four forms, and its normaliser (P1 Fig. 10): along ``draw``."""
         chosen = dict(settings or {})
         raw, normaliser = self._outcome(self.factors, None, None, chosen, weighted)
-        return (raw * normaliser if normalized else raw), normaliser
+        value = raw * normaliser if normalized else raw
+        return (
+            value.copy(data=self._blanked(value.values, None)),
+            normaliser.copy(data=self._blanked(normaliser.values, None)),
+        )
 
     def undefined(
         self, metric: str, over: Sequence[str] | str | None = None, settings: Settings | None = None
@@ -279,6 +283,14 @@ class Study:
     def interval(self, values: xr.DataArray, bounds: tuple[float, float] | None = None) -> xr.Dataset:
         """A value and its bootstrap interval; see `persona_mlflow.instability.resampling.interval`."""
         return interval(values, self.level, bounds)
+
+    def metric_interval(self, values: xr.DataArray) -> xr.Dataset:
+        """As `interval`, of values along the dim ``metric``, each cut to its metric's range."""
+        found = self.interval(values, (0.0, float("inf")))
+        bounded = values["metric"] != "outcome"
+        for end in ("low", "high"):
+            found[end] = found[end].where(~bounded | found[end].isnull(), np.minimum(found[end], 1.0))
+        return found
 
     # How it is done.
 

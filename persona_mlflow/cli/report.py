@@ -95,15 +95,15 @@ def _analyse(
     sources: Mapping[str, Source], tracking_uri: str | None, say: Callable[[str], None], **options: Any
 ) -> tuple[list[Finding], dict[str, dict[str, Any]]]:
     from persona_mlflow.analyses import Study, run_analyses
-    from persona_mlflow.outcomes import load_outcomes
-    from persona_mlflow.report.sources import complete_part, describe
+    from persona_mlflow.outcomes import complete_part, load_outcomes
+    from persona_mlflow.report.sources import describe, load_predictions
 
     studies, about = {}, {}
     for name, source in sources.items():
         say(f"Reading {name} ({source.where}) …")
         dataset = load_outcomes(source.where, tracking_uri=tracking_uri, allow_incomplete=True)
         dataset, warning = complete_part(dataset)
-        studies[name] = Study(dataset, **options)
+        studies[name] = Study(dataset, predictions=load_predictions(source, tracking_uri), **options)
         about[name] = describe(source, studies[name], [warning] if warning else [])
     return run_analyses(studies, progress=say), about
 

@@ -19,7 +19,7 @@ from persona_mlflow.report.drawing import (
     short_number,
     wrap,
 )
-from persona_mlflow.report.intervals import Axis
+from persona_mlflow.report.intervals import MARGIN, Axis
 from persona_mlflow.report.layout import GAP, RowLabels, draw_title, lines_height, panels_per_line
 from persona_mlflow.report.tables import arrange, heading, label, labels, matrix
 
@@ -56,12 +56,12 @@ def draw_distribution(finding: Finding) -> Canvas:
 
     labelled = RowLabels.measure(row_labels, ROW)
     per_line = panels_per_line(len(parts), labelled.width, NARROW)
-    slot = min(WIDE, (PAGE - labelled.width + GAP) / per_line - GAP)
+    slot = min(WIDE, (PAGE - MARGIN - labelled.width + GAP) / per_line - GAP)
     titles = [wrap(title, slot, TITLE, bold=True) if title else [] for title, _ in parts]
     top = max((lines_height(len(text), TITLE) for text in titles), default=0.0) + 8
     body = labelled.height * len(row_labels)
     line_height = top + body + 40 + GAP
-    width = labelled.width + per_line * (slot + GAP)
+    width = max(labelled.width + per_line * (slot + GAP) - GAP + MARGIN, 560.0)
     count = -(-len(parts) // per_line)
     canvas = Canvas(width, count * line_height - GAP + 24)
     words = [f"Distributions over {heading(sample)}, unit {unit}."]
@@ -69,9 +69,9 @@ def draw_distribution(finding: Finding) -> Canvas:
     for i, block in enumerate(values):
         x, y = labelled.width + (i % per_line) * (slot + GAP), (i // per_line) * line_height + 2
         if i % per_line == 0:
-            labelled.draw(canvas, 0, y + top, labelled.height, width - GAP)
+            labelled.draw(canvas, 0, y + top, labelled.height, width - MARGIN)
         draw_title(canvas, x, y, titles[i], TITLE)
-        axis = Axis(everything, x + 8, slot - 16)
+        axis = Axis(everything, x + 8, slot - 16, nought=False)
         _draw_frame(canvas, axis, (x, y + top, slot, body), unit)
         for j, line in enumerate(block):
             where = " · ".join(filter(None, (parts[i][0], *row_labels[j])))

@@ -25,6 +25,8 @@ PAGE = 1140.0
 TITLE, LABEL, SMALL = 13.0, 11.0, 10.0
 """Sizes of text in px."""
 LEADING = 1.25
+HINTING = 1.03
+"""Fitting letters to pixels makes small text so much wider than its font says."""
 
 # Each colour is used for one thing only, so that the page can put its own in its place.
 INK, MUTED, LINE, PAPER, EMPTY = "#1b1c1f", "#56585e", "#c9cbd0", "#fffffe", "#ecedf0"
@@ -87,7 +89,7 @@ def _advance(sign: str, bold: bool) -> float:
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
     """Width of one line in px, at a text size in px."""
-    return size * sum(_advance(sign, bold) for sign in text)
+    return HINTING * size * sum(_advance(sign, bold) for sign in text)
 
 
 def wrap(text: str, width: float, size: float, lines: int = 3, bold: bool = False) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Iterator
@@ -18,6 +16,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 VERDICTS = ("holds", "fails", "undecided")
+LONG_LABEL = 24
+"""A row label of more letters than this gets room for them, however many columns follow."""
 LONG_TABLE = 40
 """From this many rows on, the LaTeX table breaks across pages."""
 
@@ -49,9 +49,12 @@ def _exact(value: Any) -> str:
 
 def to_csv(data: xr.Dataset) -> str:
     """The tidy CSV (RFC 4180, but for its line ends) of a finding's data."""
-    sink = io.StringIO()
-    csv.writer(sink, lineterminator="\n").writerows(tidy_lines(data))
-    return sink.getvalue()
+    return "".join(",".join(map(_field, line)) + "\n" for line in tidy_lines(data))
+
+
+def _field(text: str) -> str:
+    # The csv module leaves a lone carriage return bare, which then ends the line when it is read.
+    return '"' + text.replace('"', '""') + '"' if any(sign in text for sign in ',"\r\n') else text
 
 
 def to_frame(table: Table) -> pd.DataFrame:
@@ -60,7 +63,10 @@ def to_frame(table: Table) -> pd.DataFrame:
 
     index = pd.MultiIndex.from_tuples(table.rows, names=table.row_names)
     columns = pd.MultiIndex.from_tuples(table.columns)
-    return pd.DataFrame([[str(cell) for cell in line] for line in table.cells], index, columns)
+    frame = pd.DataFrame([[str(cell) for cell in line] for line in table.cells], index, columns)
+    if columns.nlevels == 1:
+        frame.columns = columns.get_level_values(0)
+    return frame
 
 
 def to_markdown(table: Table, caption: str) -> str:
@@ -202,7 +208,8 @@ def to_html(table: Table, caption: str = "") -> str:
             rows = starts[level].get(i)
             if rows is not None:
                 scope = f'scope="rowgroup" rowspan="{rows}"' if rows > 1 else 'scope="row"'
-                parts.append(f"<th {scope}>{escape(text)}</th>")
+                kind = ' class="long"' if len(text) > LONG_LABEL else ""
+                parts.append(f"<th {scope}{kind}>{escape(text)}</th>")
         parts += [_html_cell(cell, left) for cell, left in zip(cells, words, strict=True)]
         parts.append("</tr>")
     parts.append("</tbody></table>")

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 NARROW, WIDE = 230.0, 420.0
 """The least and the most px of a panel."""
 AXIS = 38.0
+MARGIN = 14.0
+"""Right of the last panel, for the half of its last number."""
 CHANCE = ("floor", "chance", "expected")
 """The variables that a tick stands for, the first that is there."""
 
@@ -50,16 +52,17 @@ class Axis:
         values: All that is to be shown; undefined ones count for nothing.
         start: Where the axis begins, in px.
         width: In px.
+        nought: Begin at 0 where the lowest value is not far from it.
     """
 
-    def __init__(self, values: np.ndarray, start: float, width: float) -> None:
+    def __init__(self, values: np.ndarray, start: float, width: float, nought: bool = True) -> None:
         from matplotlib.ticker import MaxNLocator
 
         finite = values[np.isfinite(values)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
         if high - low < 1e-9 * max(1.0, abs(high)):
             low, high = low - 0.05 * max(abs(low), 0.1), high + 0.05 * max(abs(high), 0.1)
-        if 0 < low < 0.4 * high:
+        if nought and 0 < low < 0.4 * high:
             low = 0.0  # so near to nought that leaving it out would mislead
         margin = 0.04 * (high - low)
         low, high = (low if low == 0 else low - margin), high + margin
@@ -98,13 +101,13 @@ def draw_intervals(finding: Finding) -> Canvas:
     series = len(grid.columns)
     rows = RowLabels.measure(grid.rows, 22.0 if series == 1 else 8.0 + 11.0 * series)
     per_line = panels_per_line(len(grid.panels), rows.width, NARROW)
-    slot = min(WIDE if per_line > 1 else 720.0, (PAGE - rows.width + GAP) / per_line - GAP)
+    slot = min(WIDE if per_line > 1 else 720.0, (PAGE - MARGIN - rows.width + GAP) / per_line - GAP)
     titles = [wrap(panel.title, slot, TITLE, bold=True) if panel.title else [] for panel in grid.panels]
     top = max((lines_height(len(lines), TITLE) for lines in titles), default=0.0) + 8
     body = rows.height * len(grid.rows)
     line_height = top + body + AXIS + GAP
     lines = -(-len(grid.panels) // per_line)
-    width = max(rows.width + per_line * (slot + GAP), 420.0)
+    width = max(rows.width + per_line * (slot + GAP) - GAP + MARGIN, 420.0)
     legend = _legend_items(grid)
     legend_lines = _flow([text for *_, text in legend], width)
     canvas = Canvas(width, lines * line_height - GAP + 20 * (1 + max(legend_lines[1:], default=0)), "")
@@ -113,7 +116,7 @@ def draw_intervals(finding: Finding) -> Canvas:
     for i, panel in enumerate(grid.panels):
         x, y = rows.width + (i % per_line) * (slot + GAP), (i // per_line) * line_height + 2
         if i % per_line == 0:
-            rows.draw(canvas, 0, y + top, rows.height, width - GAP)
+            rows.draw(canvas, 0, y + top, rows.height, width - MARGIN)
         draw_title(canvas, x, y, titles[i], TITLE)
         axis = Axis(np.concatenate([v.ravel() for v in panel.values.values()]), x + 6, slot - 12)
         _draw_frame(canvas, axis, (x, y + top, slot, body), len(grid.rows), unit)

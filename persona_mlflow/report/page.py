@@ -147,7 +147,9 @@ def _models(about: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     shared = [fact for fact in first if all(fact in found for found in facts.values())]
     blocks = [{"name": "All models", "facts": shared}] if shared else []
     for name, found in facts.items():
-        blocks.append({"name": printable(name), "facts": [fact for fact in found if fact not in shared]})
+        own = [fact for fact in found if fact not in shared]
+        if own:
+            blocks.append({"name": printable(name), "facts": own})
     return blocks
 
 
@@ -228,7 +230,7 @@ def _floors(findings: Sequence[Finding]) -> dict[tuple[str, str], str]:
 
 
 def _p_value(cell: xr.Dataset) -> str:
-    name = next((name for name in ("p_adjusted", "p") if name in cell), None)
+    name = next((name for name in ("p_together", "p") if name in cell), None)
     if name is None or not np.isfinite(float(cell[name])):
         return ""
     shown = format_value(float(cell[name]), name="p")

@@ -122,44 +122,21 @@ def _named(sources: Iterable[Source]) -> dict[str, Source]:
     return dict(zip(names, listed, strict=True))
 
 
-def complete_part(dataset: xr.Dataset) -> tuple[xr.Dataset, str]:
-    """The part of an experiment in which every run is finished.
+def load_predictions(source: Source, tracking_uri: str | None) -> xr.Dataset | None:
+    """What ``persona-mlflow predict`` found on this experiment, if it was run; see `Study`'s ``predictions``."""
+    import tempfile
 
-    No unfinished run is averaged as if it were one: while there is any, the persona or the level with the
-    largest share of them is left out.
+    from persona_mlflow.analyses.best_persona import RESULT, load_best_personas
+    from persona_mlflow.store import connect
 
-    Args:
-        dataset: As `persona_mlflow.outcomes.load_outcomes` gives it with ``allow_incomplete``.
-
-    Returns:
-        The part, and what to say of the rest: empty where nothing is missing.
-
-    Raises:
-        UserError: No run is finished.
-    """
-    missing = ~dataset["complete"]
-    unfinished, runs = int(missing.sum()), int(missing.size)
-    left_out = []
-    while bool(missing.any()):
-        candidates = [
-            (float(share), -missing.sizes[dim], dim, place)
-            for dim in missing.dims
-            if missing.sizes[dim] > 1
-            for place, share in enumerate(missing.mean([d for d in missing.dims if d != dim]).values)
-        ]
-        if not candidates:
-            raise UserError("no run of this experiment is finished; run the same command again to finish it")
-        # Of equal shares, the one whose loss costs the smallest part of the grid.
-        _, _, dim, place = max(candidates, key=lambda c: (c[0], -c[1], -c[3]))
-        left_out.append(f"{dim} {missing[dim].values[place]}")
-        keep = [i for i in range(missing.sizes[dim]) if i != place]
-        missing, dataset = missing.isel({dim: keep}), dataset.isel({dim: keep})
-    if not left_out:
-        return dataset, ""
-    return dataset, (
-        f"incomplete: {unfinished:,} of {runs:,} runs are unfinished; left out: {', '.join(left_out)}. "
-        f"The numbers are of the other {int(dataset['complete'].size):,} runs, all of them finished"
-    )
+    if source.run_id is None:
+        path = Path(source.where) / "analyses" / RESULT
+        return load_best_personas(path) if path.exists() else None
+    client = connect(tracking_uri)
+    if RESULT not in {Path(file.path).name for file in client.list_artifacts(source.run_id, "analyses")}:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        return load_best_personas(client.download_artifacts(source.run_id, f"analyses/{RESULT}", folder))
 
 
 def describe(source: Source, study: Study, warnings: Sequence[str]) -> dict[str, Any]:

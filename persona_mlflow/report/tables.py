@@ -78,7 +78,7 @@ def label(value: Any, dim: str = "") -> str:
     text = str(value)
     if dim == "metric":
         text = METRIC_NAMES.get(text, text)
-    return printable(text)
+    return printable(text) or "(blank)"
 
 
 def printable(text: str) -> str:

@@ -100,7 +100,7 @@ def _write_finding(finding: Finding, folder: Path) -> Written:
     for name, content in contents.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="replace"))
     return Written(finding, table, figure, tuple(sorted(contents)))
 
 

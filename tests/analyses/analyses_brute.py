@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from hypothesis import strategies as st
+
 from instability import instability_brute
 
 METRICS = ("accuracy", "outcome", "question")
@@ -191,14 +192,10 @@ def metric(
         if "persona" in over:
             units: list[Any] = ["everyone"]
             compared: list[Any] = [(p, s) for p in people for s in settings]
-            answers = {
-                ("everyone", (p, s)): [table.right[p, s, q] for q in questions] for p, s in compared
-            }
+            answers = {("everyone", (p, s)): [table.right[p, s, q] for q in questions] for p, s in compared}
         else:
             units, compared = list(people), settings
-            answers = {
-                (p, s): [table.right[p, s, q] for q in questions] for p in people for s in settings
-            }
+            answers = {(p, s): [table.right[p, s, q] for q in questions] for p in people for s in settings}
         if len(compared) < 2 or (name == "outcome" and "persona" in over):
             found[levels] = None
         else:
@@ -228,7 +225,8 @@ def one_at_a_time(table: Table, name: str, factor: str, level: Any, **part: Any)
 
 
 def relative(baseline: Number, new: Number) -> Number:
-    if baseline is None or new is None or baseline == 0:
+    """(baseline − new) / baseline; a baseline that is 0 but for the rounding of its roots has none."""
+    if baseline is None or new is None or abs(baseline) < 1e-12:
         return None
     return (baseline - new) / baseline
 
@@ -312,9 +310,7 @@ def variance_shares(table: Table, questions: Sequence[int]) -> dict[str, Number]
 
     total = sum((v - cell(run, [])) ** 2 for run, v in runs.items())
     squares = {name: sum(main(run, name) ** 2 for run in runs) for name in varied}
-    squares |= {
-        f"{a} × {b}": sum(pair(run, a, b) ** 2 for run in runs) for a, b in combinations(varied, 2)
-    }
+    squares |= {f"{a} × {b}": sum(pair(run, a, b) ** 2 for run in runs) for a, b in combinations(varied, 2)}
     if len(varied) > 2:
         squares["higher interactions"] = total - sum(squares.values())
     return {name: value / total if total else None for name, value in squares.items()}

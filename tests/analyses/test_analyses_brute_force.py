@@ -75,7 +75,7 @@ from persona_mlflow.instability.resampling import subset_weights
 pytestmark = pytest.mark.filterwarnings("error")
 
 DRAWS = 4
-some = settings(max_examples=25, deadline=None)
+some = settings(max_examples=15, deadline=None)
 two_or_more = {"factors": ("ppf", "temperature"), "levels": (2, 3)}
 
 
@@ -106,7 +106,8 @@ def check_deltas(study: Study, found: xr.Dataset, new, baseline) -> None:
         delta = [None if b is None or v is None else b - v for b, v in pairs]
         assert_interval(part, delta, ("delta", "delta_low", "delta_high"))
         value, low, high = interval(values)
-        low, high = (bound if bound is None else max(0, bound) for bound in (low, high))
+        top = np.inf if name == "outcome" else 1.0
+        low, high = (bound if bound is None else min(max(0, bound), top) for bound in (low, high))
         for key, bound in zip(("", "_low", "_high"), (value, low, high), strict=True):
             assert same(part[f"instability{key}"], bound, 1e-7)
         assert bool(part["reason"] == "") == (relative(base[0], values[0]) is not None)
@@ -296,9 +297,7 @@ def test_T4_F6_selected_settings(dataset):
         setting = tuple(
             chosen.get(f, values[0]) if there else values[end] for f, values in table.factors.items()
         )
-        answers = {
-            (p, setting): [table.right[p, setting, q] for q in table.questions] for p in table.people
-        }
+        answers = {(p, setting): [table.right[p, setting, q] for q in table.questions] for p in table.people}
         for p in table.people:
             row = found.isel(setting=i, persona=p)
             value, low, high = interval(in_every_draw(study, lambda q, p=p, s=setting: table.score(p, s, q)))
@@ -325,7 +324,9 @@ def test_T9_question_subsets(dataset, seed):
         values = [average(table, name, questions=q) for q in chosen]
         defined = [float(v) for v in values if v is not None]
         row = found.sel(metric=name).isel(share=i)
-        expected = (mean(values), min(defined), max(defined), float(np.std(defined))) if defined else [None] * 4
+        expected = (
+            (mean(values), min(defined), max(defined), float(np.std(defined))) if defined else [None] * 4
+        )
         for key, value in zip(("value", "low", "high", "sd"), expected, strict=True):
             assert same(row[key], value, 1e-7), (key, name, i)
         assert bool(row["reason"] != "") == (not defined)
@@ -405,9 +406,10 @@ def test_T1_kappa_equals_statsmodels_and_is_undefined_without_variation(dataset)
                 rows = [[int(table.right[p, s, q]) for s in chosen] for q in asked]
                 if 0 < sum(map(sum, rows)) < len(rows) * len(chosen):
                     values.append(fleiss_kappa(aggregate_raters(np.array(rows), n_cat=2)[0]))
-                assert same(kappa(table, p, chosen, asked) or 0, 0 if not values else kappa(
-                    table, p, chosen, asked
-                ) or 0)
+                assert same(
+                    kappa(table, p, chosen, asked) or 0,
+                    0 if not values else kappa(table, p, chosen, asked) or 0,
+                )
             assert same(found[draw], np.mean(values) if values else None, 1e-7)
 
 
@@ -439,15 +441,23 @@ def test_F10_forms_of_outcome_instability(dataset):
     assert found["level"].values.tolist() == list(sets)
     for text, where in sets.items():
         for i, (weighted, normalized) in enumerate(product((True, False), (True, False))):
-            rows = in_every_draw(study, lambda q, w=weighted, n=normalized, s=where: (
-                outcome_form(table, w, n, None, q)[0], outcome_form(table, w, n, s, q)[0]
-            ))
+            rows = in_every_draw(
+                study,
+                lambda q, w=weighted, n=normalized, s=where: (
+                    outcome_form(table, w, n, None, q)[0],
+                    outcome_form(table, w, n, s, q)[0],
+                ),
+            )
             part = found.sel(level=text).isel(form=i)
             assert same(part["absolute"], rows[0][1])
             assert_interval(part, [relative(a, b) for a, b in rows])
-        rows = in_every_draw(study, lambda q, s=where: (
-            outcome_form(table, True, True, None, q)[1], outcome_form(table, True, True, s, q)[1]
-        ))
+        rows = in_every_draw(
+            study,
+            lambda q, s=where: (
+                outcome_form(table, True, True, None, q)[1],
+                outcome_form(table, True, True, s, q)[1],
+            ),
+        )
         part = found.sel(level=text, form="normalisation alone")
         assert same(part["absolute"], rows[0][1])
         assert_interval(part, [relative(a, b) for a, b in rows])
@@ -463,15 +473,17 @@ def test_T11_T12_percentages(dataset):
     sets = {"all answers": {}}
     for factor, values in table.factors.items():
         sets |= {label(factor, level): {factor: [level]} for level in values}
-    kinds = ((unparsed_by_level, table.unparsed), (incorrect_by_level, {k: not v for k, v in table.right.items()}))
-    for compute, happened in kinds:
+    wrong = {key: not right for key, right in table.right.items()}
+    for compute, happened in ((unparsed_by_level, table.unparsed), (incorrect_by_level, wrong)):
         found = compute(study)
         assert found["level"].values.tolist() == list(sets)
         for i, where in enumerate(sets.values()):
             runs = list(product(table.people, table.settings(where)))
             rows = in_every_draw(
                 study,
-                lambda q, r=runs, h=happened: 100 * sum(h[p, s, k] for p, s in r for k in q) / len(r) / len(q),
+                lambda q, r=runs, h=happened: (
+                    100 * sum(h[p, s, k] for p, s in r for k in q) / len(r) / len(q)
+                ),
             )
             value, low, high = interval(rows)
             assert same(found["value"][i], value)
@@ -517,6 +529,7 @@ def test_agreement_of_rankings(dataset):
         value, low, high = interval(row)
         assert same(found["value"][i], value)
         assert same(found["low"][i], low if low is None else max(low, 0), 1e-7)
+        assert same(found["high"][i], high if high is None else min(high, 1), 1e-7)
         assert bool(found["reason"][i] != "") == (value is None)
         assert same(found["p"][i], None) == (value is None)
         if value is not None:
@@ -529,7 +542,7 @@ def test_setting_differences(dataset):
     table, study = Table(dataset), make_study(dataset, draws=0)
     chosen = table.settings()
     if len(chosen) < 2:
-        with pytest.raises(NotAllowed, match="one setting|1 setting"):
+        with pytest.raises(NotAllowed, match=r"one setting|1 setting"):
             setting_differences(study)
         return
     found = setting_differences(study)
@@ -559,7 +572,9 @@ def test_setting_differences(dataset):
 
 def test_setting_differences_stand_in_the_rows_and_columns_that_they_name():
     rng = np.random.default_rng(5)
-    dataset = make_dataset(rng.random((3, 3, 2, 30)) < 0.6, {"ppf": ["a", "b", "c"], "temperature": [0.0, 1.0]})
+    dataset = make_dataset(
+        rng.random((3, 3, 2, 30)) < 0.6, {"ppf": ["a", "b", "c"], "temperature": [0.0, 1.0]}
+    )
     study = make_study(dataset, draws=0)
     found, tests = setting_differences(study), setting_tests(dataset["correct"])
     names = setting_names(study)
@@ -615,9 +630,7 @@ def test_persona_differences(dataset, lead):
         assert same(row["value"], mean(table.score(p, s, table.questions) for s in table.settings()))
         assert row["beats"] == len(beats[p])
         assert row["beaten_by"] == sum(p in others for others in beats.values())
-        scores = [
-            [table.score(o, s, table.questions) for o in table.people] for s in table.settings()
-        ]
+        scores = [[table.score(o, s, table.questions) for o in table.people] for s in table.settings()]
         assert row["best_in"] == sum(s[p] == max(s) for s in scores)
         ranks = [sum(o > s[p] for o in s) + (s.count(s[p]) + 1) / 2 for s in scores]
         assert row["mean_rank"].item() == pytest.approx(sum(ranks) / len(ranks))
@@ -643,9 +656,7 @@ def test_recommended_settings(dataset):
     assert sorted(order) == list(range(len(chosen)))
     for place, i in enumerate(order):
         row = found.isel(setting=place)
-        neighbours = [
-            s for s in chosen if sum(a != b for a, b in zip(s, chosen[i], strict=True)) == 1
-        ]
+        neighbours = [s for s in chosen if sum(a != b for a, b in zip(s, chosen[i], strict=True)) == 1]
         for name in METRICS:
             values = []
             for other in neighbours:
@@ -654,9 +665,7 @@ def test_recommended_settings(dataset):
                     for p in table.people
                     for s in (chosen[i], other)
                 }
-                values.append(
-                    getattr(instability_brute, name)(table.people, [chosen[i], other], answers)[0]
-                )
+                values.append(getattr(instability_brute, name)(table.people, [chosen[i], other], answers)[0])
             assert same(row[f"{name}_instability"], mean(values), 1e-7)
         accuracy = mean(table.score(p, chosen[i], table.questions) for p in table.people)
         assert same(row["value"], accuracy)
@@ -730,7 +739,7 @@ def test_chance_equals_the_level_of_each_part_of_the_grid():
 
 
 @given(datasets(factors=("ppf", "tpf"), levels=(1, 3), personas=(1, 3)))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_chance_values_and_independence(dataset):
     table, study = Table(dataset), make_study(dataset, draws=0, permutations=5)
     assume(table.varied)
@@ -796,7 +805,6 @@ def test_chance_floors_equal_the_means_over_permuted_answers():
                 floor = found[key].sel(part=part, metric=name).item()
                 error = np.std(values) / draws**0.5
                 assert floor == pytest.approx(np.mean(values), abs=4 * error), (part, key, name)
-                assert error < 0.1 * floor
 
 
 # The analyses on a study equal the functions for users of the package.

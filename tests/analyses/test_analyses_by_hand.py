@@ -203,9 +203,7 @@ def test_across_personas(study: Study) -> None:
     assert numbers(found["metric"]) == ["accuracy", "question"]
     assert numbers(found["group"]) == ["all personas"]  # no group has two
     # Differences 2 1 0 2 of 4; shared of 4, of 3, all, and 1 of 3.
-    assert numbers(found["value"]) == pytest.approx(
-        np.array([[5 / 16], [(1 / 2 + 1 / 3 + 0 + 2 / 3) / 4]])
-    )
+    assert numbers(found["value"]) == pytest.approx(np.array([[5 / 16], [(1 / 2 + 1 / 3 + 0 + 2 / 3) / 4]]))
 
 
 def test_stable_and_unstable(study: Study) -> None:
@@ -287,9 +285,7 @@ def test_outcome_forms(study: Study) -> None:
     # Ranks 1 1 1.5 2 without weights: mean 11/8, squares 33/4 of 4: variance 33/16 − 121/64 = 11/64.
     plain = sqrt(11) / 8
     whole = found["absolute"].sel(level="all settings")
-    assert numbers(whole) == pytest.approx(
-        [sqrt(0.24) * 5 / 32, sqrt(0.24), plain * 5 / 32, plain, 5 / 32]
-    )
+    assert numbers(whole) == pytest.approx([sqrt(0.24) * 5 / 32, sqrt(0.24), plain * 5 / 32, plain, 5 / 32])
     assert numbers(found["value"].sel(level="all settings")) == [0] * 5
     # τ 1: ranks 1 2, weights 1/8 1/4.
     hot = found["absolute"].sel(level="temperature 1")
@@ -369,9 +365,7 @@ def test_variance(study: Study) -> None:
         "tpf × temperature",
         "higher interactions",
     ]
-    assert list(shares.values()) == pytest.approx(
-        [*(s / total for s in squares), 1 - sum(squares) / total]
-    )
+    assert list(shares.values()) == pytest.approx([*(s / total for s in squares), 1 - sum(squares) / total])
 
 
 def test_agreement(study: Study) -> None:

@@ -1,6 +1,6 @@
 """Every metric of a study, in the experiment and in each resample, against plain loops over the questions."""
 
-from itertools import combinations, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,9 +20,9 @@ from analyses_brute import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instability import instability_brute
 from statsmodels.stats.weightstats import DescrStatsW
 
+from instability import instability_brute
 from persona_mlflow.analyses import Study
 from persona_mlflow.analyses.study import level_label
 
@@ -90,9 +90,7 @@ def test_counts_accuracies_ranks_and_weights(dataset, category):
         asked = table.of(category, repeated(study.weights, draw))
         ranks, spread = study.ranks(category, group)
         for setting in table.settings():
-            place = tuple(
-                levels.index(v) for levels, v in zip(table.factors.values(), setting, strict=True)
-            )
+            place = tuple(levels.index(v) for levels, v in zip(table.factors.values(), setting, strict=True))
             answers = {(p, setting): [table.right[p, setting, q] for q in asked] for p in people}
             for i, p in enumerate(people):
                 assert counts[(p, *place, draw)] == sum(answers[p, setting])
@@ -159,13 +157,55 @@ def test_parts_of_an_experiment(dataset):
 
 
 def test_draw_0_is_the_experiment_and_the_others_keep_the_categories_sizes():
-    dataset = make_dataset(
-        np.ones((1, 2, 7)), {"ppf": ["a", "b"]}, ["Math", "EECS", "Math", "EECS", "Math", "Math", "EECS"]
-    )
-    study = Study(dataset, draws=50, seed=3)
-    assert (study.weights[:, 0] == 1).all()
-    assert (study.weights[[0, 2, 4, 5]].sum(axis=0) == 4).all()
-    assert (study.weights[[1, 3, 6]].sum(axis=0) == 3).all()
+    categories = ["Math", "EECS", "Math", "EECS", "Math", "Math", "EECS"]
+    dataset = make_dataset(np.ones((1, 2, 7)), {"ppf": ["a", "b"]}, categories)
+    weights = Study(dataset, draws=50, seed=3, few=3).weights
+    assert (weights[:, 0] == 1).all()
+    assert (weights[[0, 2, 4, 5]].sum(axis=0) == 4).all()
+    assert (weights[[1, 3, 6]].sum(axis=0) == 3).all()
+
+
+def test_small_categories_are_resampled_together_and_have_no_resamples_of_their_own():
+    categories = [*["Math"] * 10, "EECS", "History", "EECS"]
+    rng = np.random.default_rng(5)
+    dataset = make_dataset(rng.random((3, 2, 13)) < 0.6, {"ppf": ["a", "b"]}, categories)
+    study = Study(dataset, draws=200)
+    assert (study.weights[:10].sum(axis=0) == 10).all()
+    assert (study.weights[10:].sum(axis=0) == 3).all()
+    assert set(study.weights[11].tolist()) == {0, 1, 2, 3}
+    assert [study.has_interval(name) for name in (None, "Math", "EECS", "History")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    for name in METRICS:
+        assert study.average(name, category="Math").notnull().all()
+        assert study.average(name).notnull().all()
+        small = study.average(name, category="EECS")
+        assert same(small[0], average(Table(dataset), name, questions=[10, 12]))
+        assert small[1:].isnull().all()
+    assert study.accuracy("EECS")[..., 1:].isnull().all()
+    assert study.accuracy("EECS")[..., 0].notnull().all()
+    # Fewer questions in all than a category needs: no resample at all.
+    few = Study(dataset.isel(question=slice(9)), draws=5)
+    for draws in (*(few.average(name) for name in METRICS), few.accuracy(), *few.outcome_form(True, False)):
+        assert draws[..., 1:].isnull().all()
+        assert draws[..., 0].notnull().all()
+
+
+@given(datasets(), st.sampled_from([None, "Math"]))
+@settings(max_examples=40, deadline=None)
+def test_shares_of_the_answers_of_which_something_is_true(dataset, category):
+    table, study = Table(dataset), Study(dataset, draws=DRAWS, few=1)
+    category = category if category in study.categories else None
+    wheres = [None, *({name: [levels[0]]} for name, levels in table.factors.items())]
+    for where, group, draw in product(wheres, (None, *table.groups), range(1 + DRAWS)):
+        people = table.groups[group] if group else table.people
+        asked = table.of(category, repeated(study.weights, draw))
+        rows = [table.unparsed[p, s, q] for p in people for s in table.settings(where) for q in asked]
+        found = study.share(study.unparsed, category=category, group=group, settings=where)
+        assert same(found[draw], sum(rows) / len(rows))
 
 
 def test_dims_in_any_order_give_the_same_study():
@@ -238,5 +278,3 @@ def test_labels_of_levels():
     for name, level in (("temperature", 0.5), ("temperature", 1.0), ("ppf", "youare"), ("repeat", 2)):
         assert level_label(name, level) == label(name, level)
     assert level_label("temperature", 0.0) == "temperature 0"
-    labels = [level_label(*pair) for pair in combinations(["a", "b", "c"], 2)]
-    assert labels == ["a b", "a c", "b c"]
