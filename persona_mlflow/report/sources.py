@@ -123,7 +123,7 @@ def _named(sources: Iterable[Source]) -> dict[str, Source]:
 
 
 def load_predictions(source: Source, tracking_uri: str | None) -> xr.Dataset | None:
-    """What ``persona-mlflow predict`` found on this experiment, if it was run; see `Study`'s ``predictions``."""
+    """What ``persona-mlflow predict`` found on this experiment, if it was run."""
     import tempfile
 
     from persona_mlflow.analyses.best_persona import RESULT, load_best_personas
