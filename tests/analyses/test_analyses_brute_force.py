@@ -72,7 +72,7 @@ from persona_mlflow.instability.pairwise import setting_tests
 from persona_mlflow.instability.recommend import recommend_settings
 from persona_mlflow.instability.resampling import subset_weights
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 DRAWS = 4
 some = settings(max_examples=15, deadline=None)

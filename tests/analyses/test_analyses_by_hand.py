@@ -45,7 +45,7 @@ from persona_mlflow.analyses.selections import (
 )
 from persona_mlflow.analyses.structure import agreement, variance
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 ANSWERS = {
     "an engineer": (("1111", "1110"), ("1100", "1000")),

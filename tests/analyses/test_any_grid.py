@@ -15,7 +15,7 @@ from persona_mlflow.analyses.comparisons import recommended_settings
 from persona_mlflow.analyses.domains import subgroups_by_category
 from persona_mlflow.outcomes import complete_part
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 GROUPS = [("Occupation", "Law"), ("Occupation", "EECS"), ("Baselines", "")]
 PAPER = {

@@ -20,7 +20,7 @@ from analyses_brute import (
 from persona_mlflow.analyses import Study, run_analyses
 from persona_mlflow.analyses.claims import HARDLY, LEAST_STABLE, MOST_STABLE, check_claims, model_size
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 FACTORS = {
     "ppf": ("barebones", "youare"),

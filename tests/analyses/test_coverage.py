@@ -13,7 +13,7 @@ from analyses_brute import make_dataset
 from persona_mlflow.analyses import Study
 from persona_mlflow.analyses.factors import relative
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 RUNS, DRAWS, QUESTIONS = 150, 300, 150
 FACTORS = {"ppf": ["barebones", "youare"], "temperature": [0.0, 0.5, 1.0]}

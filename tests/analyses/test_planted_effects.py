@@ -24,7 +24,7 @@ from persona_mlflow.analyses.factors import single_factor
 from persona_mlflow.analyses.structure import agreement, variance
 from persona_mlflow.simulate import simulate_dataset
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 FACTORS = {
     "ppf": ["barebones", "youare"],

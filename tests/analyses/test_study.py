@@ -26,7 +26,7 @@ from instability import instability_brute
 from persona_mlflow.analyses import Study
 from persona_mlflow.analyses.study import level_label
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 DRAWS = 2
 

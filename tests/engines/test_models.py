@@ -124,12 +124,16 @@ def test_deterministic_gives_the_same_text_as_a_batch(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["8bit", "4bit"])
-def test_quantised_loading(folder: Path, quantization: str) -> None:
+def test_quantised_loading(tmp_path: Path, quantization: str) -> None:
     pytest.importorskip("bitsandbytes")
     import bitsandbytes
 
+    # On processors with AVX512-BF16 bitsandbytes packs weights in blocks of 64 columns and 32 rows.
+    model, tokenizer = build("qwen2", hidden_size=128, intermediate_size=128)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
     engine = load_engine(
-        str(folder),
+        str(tmp_path),
         decoding=Decoding(max_new_tokens=8),
         quantization=quantization,
         dtype="float32",

@@ -23,7 +23,7 @@ from persona_mlflow.instability.agreement import (
 )
 from persona_mlflow.instability.outcome import rank_personas
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 quick = settings(max_examples=60, deadline=None)
 

@@ -25,7 +25,7 @@ from persona_mlflow.instability.permutation import (
     right_histogram,
 )
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 quick = settings(max_examples=40, deadline=None)
 overs = st.sampled_from([(FACTORS[0],), (FACTORS[2], FACTORS[0]), FACTORS])

@@ -23,7 +23,7 @@ from persona_mlflow.instability.chance import (
 )
 from persona_mlflow.instability.permutation import permuted_counts, permuted_together, right_histogram
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 quick = settings(max_examples=40, deadline=None)
 overs = st.sampled_from([None, FACTORS[:1], FACTORS[1:]])

@@ -21,7 +21,7 @@ from persona_mlflow.instability import (
 from persona_mlflow.instability.accuracy import mean_pairwise_difference
 from persona_mlflow.instability.outcome import rank_personas, weighted_std
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 quick = settings(max_examples=40, deadline=None)
 overs = st.sampled_from(list(chain.from_iterable(combinations(FACTORS, n) for n in (1, 2, 3))))

@@ -12,7 +12,7 @@ from persona_mlflow.instability import (
     summary_metrics,
 )
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 #            setting 0     setting 1     setting 2
 HAND = grid(

@@ -18,7 +18,7 @@ from persona_mlflow.instability import (
 )
 from persona_mlflow.instability.outcome import weighted_std
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 METRICS = (accuracy_instability, outcome_instability, question_instability)
 

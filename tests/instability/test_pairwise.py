@@ -21,7 +21,7 @@ from persona_mlflow.instability.pairwise import (
     setting_tests,
 )
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 
 @pytest.fixture(autouse=True, scope="module")

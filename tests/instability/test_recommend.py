@@ -14,7 +14,7 @@ from persona_mlflow.errors import UserError
 from persona_mlflow.instability import accuracy_instability, outcome_instability, question_instability
 from persona_mlflow.instability.recommend import METRICS, recommend_settings
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 
 @pytest.fixture(autouse=True, scope="module")

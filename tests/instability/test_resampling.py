@@ -15,7 +15,7 @@ from persona_mlflow.instability.resampling import (
     weighted_counts,
 )
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 
 @st.composite

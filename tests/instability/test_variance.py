@@ -14,7 +14,7 @@ from statsmodels.stats.anova import anova_lm
 
 from persona_mlflow.instability.variance import HIGHER, variance_shares, variance_undefined
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 NAMES = ("persona", "ppf", "tpf", "temperature")
 accuracies = hnp.arrays(

@@ -24,7 +24,7 @@ from persona_mlflow.prism.ranking import (
 )
 from persona_mlflow.prism.ranking_comparison import bootstrap_p, compare_methods, mcnemar_p
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 quick = settings(max_examples=60, deadline=None)
 
 
