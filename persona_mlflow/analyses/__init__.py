@@ -29,7 +29,8 @@ def run_analyses(
     Args:
         studies: Model → its study.
         entries: The analyses; all of the catalogue by default.
-        progress: Called with each analysis' title before it starts.
+        progress: Called with each analysis' title, after the model's name where there are several, before
+            it starts.
 
     Returns:
         A finding for each analysis, in order. Where a model's grid does not allow one, the finding says why.
@@ -37,11 +38,19 @@ def run_analyses(
     from persona_mlflow.analyses.catalogue import CATALOGUE
     from persona_mlflow.analyses.claims import ENTRY, check_claims
 
-    findings = []
-    for entry in CATALOGUE if entries is None else entries:
-        if progress:
-            progress(entry.title)
-        findings.append(_run(entry, studies))
+    wanted = CATALOGUE if entries is None else entries
+    results: list[dict[str, xr.Dataset | NotAllowed]] = [{} for _ in wanted]
+    # Model by model, so that the draws of one at a time are in memory.
+    for model, study in studies.items():
+        for entry, result in zip(wanted, results, strict=True):
+            if progress:
+                progress(f"{model}: {entry.title}" if len(studies) > 1 else entry.title)
+            try:
+                result[model] = entry.compute(study)
+            except NotAllowed as error:
+                result[model] = error
+        study.release()
+    findings = [_finding(entry, result) for entry, result in zip(wanted, results, strict=True)]
     if entries is None:
         if progress:
             progress(ENTRY.title)
@@ -49,14 +58,9 @@ def run_analyses(
     return findings
 
 
-def _run(entry: Entry, studies: Mapping[str, Study]) -> Finding:
-    found: dict[str, xr.Dataset] = {}
-    reasons: dict[str, str] = {}
-    for model, study in studies.items():
-        try:
-            found[model] = entry.compute(study)
-        except NotAllowed as error:
-            reasons[model] = str(error)
+def _finding(entry: Entry, results: Mapping[str, xr.Dataset | NotAllowed]) -> Finding:
+    found = {model: data for model, data in results.items() if not isinstance(data, NotAllowed)}
+    reasons = {model: str(error) for model, error in results.items() if isinstance(error, NotAllowed)}
     notes = {model: data.attrs["note"] for model, data in found.items() if data.attrs.get("note")}
     return Finding(entry, join_models(found), reasons, notes)
 

@@ -284,6 +284,11 @@ class Study:
         """A value and its bootstrap interval; see `persona_mlflow.instability.resampling.interval`."""
         return interval(values, self.level, bounds)
 
+    def release(self) -> None:
+        """Free the counts, ranks and permutations of the draws; the metrics asked for so far are kept."""
+        self._cache = {key: value for key, value in self._cache.items() if key[0] == "metric"}
+        self.__dict__.pop("weights", None)
+
     def metric_interval(self, values: xr.DataArray) -> xr.Dataset:
         """As `interval`, of values along the dim ``metric``, each cut to its metric's range."""
         found = self.interval(values, (0.0, float("inf")))
