@@ -10,7 +10,8 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,12 +57,13 @@ def load_outcomes(
     Raises:
         UserError: The source is unknown, or a cell is unfinished.
     """
-    folder = _ledger_folder(source)
-    if folder:
-        return _from_ledger(folder, allow_incomplete)
     from persona_mlflow import store
 
-    return store.load_run_outcomes(str(source), tracking_uri, allow_incomplete)
+    folder = _ledger_folder(source)
+    with _readable(source):
+        if folder:
+            return _from_ledger(folder, allow_incomplete)
+        return store.load_run_outcomes(str(source), tracking_uri, allow_incomplete)
 
 
 def read_questions(source: str | Path, tracking_uri: str | None = None) -> pd.DataFrame:
@@ -78,15 +80,29 @@ def read_questions(source: str | Path, tracking_uri: str | None = None) -> pd.Da
     Raises:
         UserError: The source is unknown.
     """
-    folder = _ledger_folder(source)
-    if folder:
-        frame = _read_frame(folder / QUESTIONS)
-    else:
-        from persona_mlflow import store
+    from persona_mlflow import store
 
-        frame = store.load_run_questions(str(source), tracking_uri)
+    folder = _ledger_folder(source)
+    with _readable(source):
+        frame = (
+            _read_frame(folder / QUESTIONS) if folder else store.load_run_questions(str(source), tracking_uri)
+        )
     frame["options"] = [list(options) for options in frame["options"]]
     return frame
+
+
+@contextmanager
+def _readable(source: str | Path) -> Iterator[None]:
+    """Say of a damaged or missing file what can be done about it."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, OSError) as error:  # pyarrow's errors are among them
+        lines = str(error).splitlines() or [""]
+        raise UserError(
+            f"{source}: its plan, its questions or its answers are damaged or missing "
+            f"({type(error).__name__}: {lines[0][:200]}); give its persona-mlflow run command again to write "
+            "them anew"
+        ) from error
 
 
 def _ledger_folder(source: str | Path) -> Path | None:
@@ -329,8 +345,8 @@ def complete_part(dataset: xr.Dataset) -> tuple[xr.Dataset, str | None]:
     runs = answered.all(axis=dims.index("question"))
     if not answered.any():
         raise UserError(
-            f"none of the {runs.size:,} runs has an answer yet: there is nothing to analyse; run the same "
-            "command again to finish them"
+            f"none of the {runs.size:,} runs has an answer yet: there is nothing to analyse; give its "
+            "persona-mlflow run command again to finish them"
         )
     candidates = [_drop_along(answered, axis) for axis in range(answered.ndim)]
     kept = max([*candidates, _drop_densest(answered)], key=_answers)

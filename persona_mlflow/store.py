@@ -268,4 +268,9 @@ def _carries(client: MlflowClient, run: Run, name: str) -> bool:
 
 
 def _download(client: MlflowClient, run: Run, name: str, folder: str) -> Path:
-    return Path(client.download_artifacts(run.info.run_id, name, folder))
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return Path(client.download_artifacts(run.info.run_id, name, folder))
+    except MlflowException as error:
+        raise FileNotFoundError(f"run {run.info.run_id} has no artifact {name}") from error

@@ -194,7 +194,9 @@ def test_the_complete_part_is_complete_and_no_smaller_than_any_simple_choice(
         answered[...] = answered[..., :1]
     dataset = unfinished(answered)
     if not answered.any():
-        with pytest.raises(UserError, match=r"none of the .* runs has an answer yet.*run the same command"):
+        with pytest.raises(
+            UserError, match=r"none of the .* runs has an answer yet.*persona-mlflow run command"
+        ):
             complete_part(dataset)
         return
     part, said = complete_part(dataset)

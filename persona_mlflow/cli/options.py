@@ -23,6 +23,15 @@ tracking_uri_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
+FEWEST_DRAWS = 20
+
+
+def check_draws(option: str, number: int) -> None:
+    """Refuse a number of draws from which no bounds and no p-value can be told; 0 leaves them out."""
+    if 0 < number < FEWEST_DRAWS:
+        raise UserError(f"{option} {number}: too few to tell anything; give {FEWEST_DRAWS} or more, or 0")
+
+
 def split_list(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str] | None:
     """Read a comma-separated option."""
     return [part.strip() for part in value.split(",") if part.strip()] if value is not None else None

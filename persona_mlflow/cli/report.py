@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from persona_mlflow.cli.options import json_option, tracking_uri_option
+from persona_mlflow.cli.options import check_draws, json_option, tracking_uri_option
 from persona_mlflow.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     metavar="N",
     help="Draws of what the numbers would be by chance.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of both.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Seed of both."
+)
 @click.option("--no-log", is_flag=True, help="Do not log the report on the parent runs.")
 @tracking_uri_option
 @json_option
@@ -65,14 +67,18 @@ def report(
     import json
 
     from persona_mlflow.report.sources import find_sources
-    from persona_mlflow.report.write import report_files, write_report
+    from persona_mlflow.report.write import check_output, report_files, write_report
 
+    check_draws("--draws", draws)
+    check_draws("--permutations", permutations)
     _end_on_sigterm()
     say = (lambda text: None) if as_json else _say
     sources = find_sources(parents, tracking_uri)
+    folder = output or _default_output(sources)
+    check_output(folder)
     findings, about = _analyse(sources, tracking_uri, say, draws=draws, permutations=permutations, seed=seed)
     say("Drawing and writing …")
-    page = write_report(findings, about, output or _default_output(sources))
+    page = write_report(findings, about, folder)
     run_ids = [source.run_id for source in sources.values() if source.run_id is not None]
     if run_ids and not no_log:
         say(f"Logging on {len(run_ids)} parent run{'s' if len(run_ids) > 1 else ''} …")

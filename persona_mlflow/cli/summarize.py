@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from persona_mlflow.cli.options import json_option, split_list, tracking_uri_option
+from persona_mlflow.cli.options import FEWEST_DRAWS, json_option, split_list, tracking_uri_option
 from persona_mlflow.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,6 +62,10 @@ def summarize(
     if schema:
         click.echo(summary_json.schema_text())
         return
+    if as_json and form not in ("table", "json"):
+        raise UserError(f"--json and --format {form}: give one of them")
+    if draws < FEWEST_DRAWS:
+        raise UserError(f"--draws {draws}: too few to tell anything; give {FEWEST_DRAWS} or more")
     if over == []:
         raise UserError("--over: is empty; name factors, or leave the option out")
     form = "json" if as_json else form

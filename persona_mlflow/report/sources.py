@@ -57,6 +57,11 @@ def find_sources(parents: Sequence[str], tracking_uri: str | None) -> dict[str, 
         if parent is not None and (Path(parent) / PLAN).exists():
             found.append(_ledger(Path(parent)))
             continue
+        if parent is not None and (Path(parent).is_dir() or parent.startswith(("/", "./", "../"))):
+            raise UserError(
+                f"{parent}: is no ledger folder, since it holds no {PLAN}; name the --output folder of a "
+                "run, a parent run's id or an experiment"
+            )
         if client is None:
             database = sqlite_path(resolve_tracking_uri(tracking_uri))
             if database is not None and not database.exists():  # reading makes no store
@@ -75,8 +80,14 @@ def _ledger(folder: Path) -> Source:
 
     from persona_mlflow.outcomes import PLAN
 
-    plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-    return Source(_short(plan["model"]), str(plan["name"]), str(folder), None)
+    try:
+        plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        return Source(_short(plan["model"]), str(plan["name"]), str(folder), None)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{folder / PLAN}: is damaged ({error!r}); give its persona-mlflow run command again to write "
+            "it anew"
+        ) from error
 
 
 def _run(run: Run) -> Source:

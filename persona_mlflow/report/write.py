@@ -70,6 +70,26 @@ def write_report(
     return folder / PAGE
 
 
+def check_output(folder: Path) -> None:
+    """See before any work that a report can be written into a folder.
+
+    Raises:
+        UserError: Something else stands where the folder or its files are to be, or it is not writable.
+    """
+    import os
+
+    for name in (PAGE, "figures", "tables"):
+        path = folder / name
+        if path.exists() and path.is_dir() != (name != PAGE):
+            kind = "a folder" if path.is_dir() else "a file"
+            raise UserError(
+                f"--output {folder}: {path} is {kind}, where the report has its own; name another"
+            )
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise UserError(f"--output {folder}: cannot be written to ({nearest}); name another folder")
+
+
 def report_files(page: Path) -> list[Path]:
     """The files of a report: the page, and those beside it that it names."""
     return [page, *(page.parent / name for name in _named(page))]

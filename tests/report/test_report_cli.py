@@ -176,3 +176,60 @@ def test_what_predict_found_is_in_the_report(
     without = read(capsys, "out", "-o", str(tmp_path / "without"))
     (entry,) = [item for item in without["analyses"] if item["key"] == "best-persona"]
     assert "persona-mlflow predict" in next(iter(entry["reasons"].values()))
+
+
+def _damaged(source: Path, target: Path, file: str, content: str | None) -> str:
+    shutil.copytree(source, target)
+    path = next(target.glob(file))
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    return str(target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("plan.json", ""),
+        ("plan.json", '{"a": 1}'),
+        ("plan.json", None),
+        ("questions.parquet", "x"),
+        ("questions.parquet", None),
+        ("cells/*.parquet", "x"),
+    ],
+)
+def test_a_damaged_ledger_gives_one_message(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, content: str | None
+) -> None:
+    ledger = _damaged(Path("out"), tmp_path / "hurt", file, content)
+    capsys.readouterr()
+    assert call("report", ledger, *OPTIONS, "-o", str(tmp_path / "report")) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("Error: ")
+    assert "hurt" in error
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--draws", "1"], "--draws 1: too few"),
+        (["--permutations", "19"], "--permutations 19: too few"),
+        (["--seed", "-1"], "--seed"),
+        (["-o", "taken/report"], "cannot be written to"),
+        (["-o", "odd"], "is a folder, where the report has its own"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_analysis(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    Path("taken").write_text("a file")
+    Path("odd/report.html").mkdir(parents=True, exist_ok=True)
+    capsys.readouterr()
+    assert call("report", "out", *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Accuracy and instability" not in error
