@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -40,6 +41,13 @@ Whole = Annotated[int, BeforeValidator(_no_bool)]
 
 FACTOR_OPTIONS = ("ppf", "tpf", "temperature", "repeat")
 """The factors that the command line has an option for; any other comes by ``--factor``."""
+
+# Keys whose option is not called as the key is.
+_OPTIONS = {
+    "prism.evaluator": "prism",
+    "prism.sample": "prism-sample",
+    "prism.base_url": "prism-base-url",
+}
 
 
 class _Section(BaseModel):
@@ -79,6 +87,44 @@ class EngineSpec(_Section):
         return value
 
 
+class PrismSpec(_Section):
+    """Whether and how PRISM scores the generations (P2 §3). None of it shapes an answer.
+
+    Attributes:
+        evaluator: A model as `ExperimentSpec.model`, or ``openai:NAME`` behind an OpenAI-compatible endpoint;
+            without one, nothing is scored.
+        sample: Questions that are scored in each run, the same in all; 0 or ``all`` for every question.
+        layout: Context and response before the described states, or after them.
+        seed: Seed of the sample and of the order of the labels; the experiment's by default.
+        tpf: The task prompt formats that ask for an explanation; only their runs are scored.
+        base_url: The endpoint's address; OpenAI's own by default.
+        api_key_env: The environment variable that holds the endpoint's key.
+    """
+
+    evaluator: str | None = Field(default=None, min_length=1)
+    sample: Whole | Literal["all"] = 20
+    layout: Literal["labels-last", "labels-first"] = "labels-last"
+    seed: Whole | None = Field(default=None, ge=0, lt=2**63)
+    tpf: list[str] = Field(default=["explain", "explain-persona"], min_length=1)
+    base_url: str | None = None
+    api_key_env: str = Field(default="OPENAI_API_KEY", min_length=1)
+
+    @field_validator("sample")
+    @classmethod
+    def _not_negative(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and not 0 <= value < 2**31:
+            raise ValueError("must be a whole number from 0, or all")
+        return value
+
+    @field_validator("base_url")
+    @classmethod
+    def _without_password(cls, value: str | None) -> str | None:
+        # The address is logged.
+        if value is not None and "@" in urlsplit(value).netloc:
+            raise ValueError("must hold no user and no password: put the key into the environment variable")
+        return value
+
+
 class CatalogueFiles(_Section):
     """The user's own catalogue files; a relative path is looked up beside the spec, then from here."""
 
@@ -105,6 +151,7 @@ class ExperimentSpec(_Section):
         decoding: Limits and truncation, the same for every draw.
         seed: Seeds every draw and every sample of questions.
         engine: Where and how the model runs.
+        prism: Whether and how the generations are scored for how far they fit the persona.
         catalog: The user's own personas, prompts, models and categories.
     """
 
@@ -121,6 +168,7 @@ class ExperimentSpec(_Section):
     decoding: DecodingSpec = DecodingSpec()
     seed: Whole = Field(default=0, ge=0, lt=2**63)
     engine: EngineSpec = EngineSpec()
+    prism: PrismSpec = PrismSpec()
     catalog: CatalogueFiles = CatalogueFiles()
 
     _source: str = PrivateAttr(default="the spec")
@@ -247,7 +295,7 @@ def parse_spec(
     try:
         spec = ExperimentSpec.model_validate(_resolve_paths(content, folder))
     except ValidationError as error:
-        raise UserError(_explain(error.errors(), source, frozenset(overridden))) from error
+        raise UserError(explain(error.errors(), ExperimentSpec, source, frozenset(overridden))) from error
     spec._source, spec._overridden = source, frozenset(overridden)
     return spec
 
@@ -274,12 +322,19 @@ def _resolve_paths(content: Mapping[str, Any], folder: Path | None) -> dict[str,
 _FORM = re.compile(r"str|int|float|bool|dict\[.*|list\[.*|literal\[.*|constrained-.*|function-.*|\[key\]")
 
 
-def _explain(errors: Sequence[Any], source: str, overridden: frozenset[str]) -> str:
-    """One line per wrong key: pydantic reports each form that a value could have had by itself."""
+def explain(errors: Sequence[Any], root: type[BaseModel], source: str, overridden: frozenset[str]) -> str:
+    """One line per wrong key: pydantic reports each form that a value could have had by itself.
+
+    Args:
+        errors: As `pydantic.ValidationError.errors` gives them.
+        root: The spec's class.
+        source: What messages call the place.
+        overridden: Dotted keys that options of the command line have set.
+    """
     lines: dict[str, list[str]] = {}
     for item in errors:
         place = [str(part) for part in item["loc"] if not _FORM.fullmatch(str(part))]
-        lines.setdefault(".".join(place), []).append(_problem(item, place))
+        lines.setdefault(".".join(place), []).append(_problem(item, place, root))
     return "\n".join(
         f"{_place(where, source, overridden)}: {', or '.join(found)}" for where, found in lines.items()
     )
@@ -289,15 +344,17 @@ def _place(key: str, source: str, overridden: frozenset[str]) -> str:
     given = next((k for k in overridden if key == k or key.startswith(f"{k}.")), None)
     if given is None:
         return f"{source}: {key}"
+    if given in _OPTIONS:
+        return f"--{_OPTIONS[given]}"
     section, _, name = given.rpartition(".")
     # Factors without an option of their own come by --factor.
     option = "factor " + name if section == "factors" and name not in FACTOR_OPTIONS else name
     return f"--{option.replace('_', '-') if section != 'factors' else option}"
 
 
-def _problem(item: Any, place: list[str]) -> str:
+def _problem(item: Any, place: list[str], root: type[BaseModel]) -> str:
     if item["type"] == "extra_forbidden":
-        section: type[BaseModel] = ExperimentSpec
+        section = root
         for part in place[:-1]:
             section = type(getattr(section.model_construct(), part))
         return f"no such key; {choices(place[-1], section.model_fields)}"

@@ -24,6 +24,13 @@ METRICS = {
 }
 """Metric on the parent run → what a table calls it."""
 
+PRISM_METRICS = {
+    "prism/fidelity": "PRISM fidelity",
+    "prism/instability/accuracy": "I_A of fidelity",
+    "prism/instability/outcome": "I_O of fidelity",
+}
+"""The same for experiments whose generations were scored; shown where there is one."""
+
 SPREAD_WARNING = 0.1
 """From this difference in unparsed rates on, parsing itself could pass for instability."""
 
@@ -75,6 +82,12 @@ def run_summary(run: Run) -> dict[str, Any]:
     """
     metrics = {name: run.data.metrics.get(name) for name in METRICS}
     prefix = "metric_undefined."
+    if "prism/unscored_rate" in run.data.metrics:
+        # An earlier evaluator may have left a number where the last one gives none.
+        metrics |= {
+            name: run.data.metrics.get(name) if f"{prefix}{name}" not in run.data.tags else None
+            for name in PRISM_METRICS
+        }
     return {
         "experiment": run.data.params.get("resolved.experiment"),
         "model": run.data.params.get("model") or run.data.params.get("resolved.model"),
@@ -125,9 +138,16 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
         table.add_column(f"{row['experiment']}\n{model}", justify="right", overflow="fold")
     table.add_row("runs", *(_runs(row) for row in rows))
     table.add_row("questions", *(f"{row['questions']:,}" for row in rows))
-    for name, heading in METRICS.items():
-        table.add_row(heading, *(number(row[name]) for row in rows))
+    for name, heading in shown_metrics(rows).items():
+        table.add_row(heading, *(number(row.get(name)) for row in rows))
     return table
+
+
+def shown_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Metric → heading: `METRICS`, and those of `PRISM_METRICS` that one of the parents has."""
+    return METRICS | {
+        name: heading for name, heading in PRISM_METRICS.items() if any(name in row for row in rows)
+    }
 
 
 def _runs(row: Mapping[str, Any]) -> str:
@@ -146,11 +166,16 @@ def summary_finding(rows: Sequence[Mapping[str, Any]]) -> Finding:
 
     from persona_mlflow.analyses import Finding, breakdown
 
-    values = [[np.nan if row[name] is None else row[name] for name in METRICS] for row in rows]
-    reasons = [[row["undefined"].get(name, "not logged yet") for name in METRICS] for row in rows]
+    names = list(shown_metrics(rows))
+    values = [[np.nan if row.get(name) is None else row[name] for name in names] for row in rows]
+    reasons = [[row["undefined"].get(name, _why_not(name)) for name in names] for row in rows]
     dims = ("model", "quantity")
     data = xr.Dataset(
         {"value": (dims, values), "reason": (dims, np.where(np.isnan(values), reasons, ""))},
-        coords={"model": [row["label"] for row in rows], "quantity": list(METRICS)},
+        coords={"model": [row["label"] for row in rows], "quantity": names},
     )
     return Finding(breakdown.entry(None, None), data)
+
+
+def _why_not(name: str) -> str:
+    return "not scored: run it with --prism EVALUATOR" if name in PRISM_METRICS else "not logged yet"

@@ -2,7 +2,8 @@
 
 Work goes window by window (`Grid.windows`): the draws missing from the ledger become requests, one per
 prompt; the engine's completions are recorded batch by batch; a cell whose last answer is in is compacted and
-logged at once. Whatever interrupts it, the next call of the same command goes on from the ledger.
+logged at once. Where the spec names an evaluator, the explaining runs are then scored. Whatever interrupts
+it, the next call of the same command goes on from the ledger.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     import xarray as xr
     from mlflow.entities import Run
 
+    from persona_mlflow.fidelity import Fidelity
+
 # Draws that are planned and sorted by length together: enough for full batches, few enough to hold in memory.
 WINDOW_DRAWS = 2048
 
@@ -56,6 +59,7 @@ class SweepResult:
         parent_id: The parent run.
         output: The ledger's folder.
         generated: Draws made by this call; the others were on record.
+        scored: Generations that this call scored; None where the spec names no evaluator.
         summary: As `persona_mlflow.summary.parent_summary` gives it.
     """
 
@@ -63,6 +67,7 @@ class SweepResult:
     parent_id: str
     output: Path
     generated: int
+    scored: int | None
     summary: Mapping[str, Any]
 
 
@@ -74,15 +79,22 @@ class Sweep:
         ledger: Where draws are recorded; the caller holds its lock.
         load_engine: Loads the model; called only where a draw is missing.
         progress: Who watches.
+        fidelity: Scores the generations when they are all there; nothing is scored without.
     """
 
     def __init__(
-        self, plan: Plan, ledger: Ledger, load_engine: Callable[[], Engine], progress: Progress
+        self,
+        plan: Plan,
+        ledger: Ledger,
+        load_engine: Callable[[], Engine],
+        progress: Progress,
+        fidelity: Fidelity | None = None,
     ) -> None:
         self.plan = plan
         self.ledger = ledger
         self.load_engine = load_engine
         self.progress = progress
+        self.fidelity = fidelity
         self.questions = plan.questions.questions
         self.by_id = {question.id: question for question in self.questions}
         self.generated = 0
@@ -103,12 +115,15 @@ class Sweep:
         finished = {key for key, log in logs.items() if log.is_finished(fingerprint)}
         self._write_plan()
         if len(finished) < len(logs):
+            if self.fidelity is not None:
+                self.fidelity.prepare()
             self.engine = self.load_engine()
             self.progress.message("Checking that every prompt fits and holds its persona …")
             self.engine.check(self.plan.longest_requests())
         tracker = open_tracker()
+        complete = tracker.was_finished and len(finished) == len(logs)
         try:
-            if not (tracker.was_finished and len(finished) == len(logs)):
+            if not complete:
                 tracker.reopen()
                 self._log_plan(tracker)
                 self._work(tracker, logs, finished)
@@ -116,16 +131,34 @@ class Sweep:
             else:
                 self.progress.message("Every answer is on record and logged already.")
                 summary = self._summary()
+            self._close_engine()  # before another model is loaded
+            if self.fidelity is not None:
+                summary["warnings"] += self.fidelity.run(tracker, logs)
+            if not complete:
+                tracker.close("FINISHED")
         except BaseException as error:
             # Ctrl-C and SIGTERM end the run as killed, all else as failed; the ledger keeps what is done.
-            tracker.close("FAILED" if isinstance(error, Exception) else "KILLED")
+            # Experiments that were complete before stay so: what they lack is their scores.
+            if not (complete and self.fidelity is not None):
+                tracker.close("FAILED" if isinstance(error, Exception) else "KILLED")
             raise
         finally:
-            if self.engine is not None:
-                self.engine.close()
+            self._close_engine()
+            if self.fidelity is not None:
+                self.fidelity.close()
         return SweepResult(
-            tracker.experiment_id, tracker.parent_id, self.ledger.root, self.generated, summary
+            tracker.experiment_id,
+            tracker.parent_id,
+            self.ledger.root,
+            self.generated,
+            self.fidelity.scored if self.fidelity is not None else None,
+            summary,
         )
+
+    def _close_engine(self) -> None:
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
 
     def _work(self, tracker: Tracker, logs: Mapping[str, CellLog], finished: set[str]) -> None:
         grid, count = self.plan.grid, len(self.questions)
@@ -287,9 +320,7 @@ class Sweep:
             folder = Path(name)
             _write_runs(logged, folder / "runs.csv")
             # Described again: by now the batch size has met the memory.
-            summary = self._log_results(tracker, dataset, folder, self._describe_engine(folder))
-        tracker.close("FINISHED")
-        return summary
+            return self._log_results(tracker, dataset, folder, self._describe_engine(folder))
 
     def _log_results(
         self, tracker: Tracker, dataset: xr.Dataset, folder: Path, tags: Mapping[str, Any]

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 PARAM_LIMIT = 500
+UNDEFINED = "metric_undefined."
+"""What the tag begins with that says why a metric has no value."""
 # What MLflow calls a run that nobody named, e.g. "gifted-shrimp-123".
 _MADE_UP_NAME = re.compile(r"[a-z]+-[a-z]+-[0-9]+")
 
@@ -55,6 +57,8 @@ class Child:
         tables: Artifact files that the UI's evaluation view opens.
         start: Unix seconds.
         end: Unix seconds.
+        role: What the run is, in its tag `persona_mlflow.store.ROLE`.
+        tags: Further tags, such as why a metric is undefined.
     """
 
     cell: str
@@ -65,10 +69,12 @@ class Child:
     tables: Sequence[str]
     start: float
     end: float
+    role: str = "cell"
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 class Tracker:
-    """The parent run of one experiment and model, and its children.
+    """A parent run (one experiment and model, or one benchmark) and its children.
 
     Attributes:
         client: The MLflow client.
@@ -85,6 +91,7 @@ class Tracker:
         self.adopted = adopted
         self.was_finished = False
         self._spec_hash = ""
+        self._role = "parent"
 
     @classmethod
     def open(
@@ -97,6 +104,7 @@ class Tracker:
         params: Mapping[str, Any],
         ledger: str,
         description: str = "",
+        role: str = "parent",
     ) -> Tracker:
         """Find or make the parent run: the run of ``mlflow run``, an earlier one of this spec, or a new one.
 
@@ -108,6 +116,7 @@ class Tracker:
             ledger: The ledger's id.
             params: Logged where they are not there yet; a parameter is never changed.
             description: Shown by the UI on the run.
+            role: What the parent is, in its tag `persona_mlflow.store.ROLE`.
 
         Raises:
             UserError: The store cannot be opened, or ``MLFLOW_RUN_ID`` names no run that can be the parent.
@@ -121,7 +130,7 @@ class Tracker:
         else:
             experiment_id = _experiment_id(client, experiment, tracking_uri)
             tracker = cls(client, experiment_id, "", adopted=False)
-        tracker._spec_hash = spec_hash
+        tracker._spec_hash, tracker._role = spec_hash, role
         tracker._start(run_name, params, ledger, description)
         return tracker
 
@@ -129,7 +138,7 @@ class Tracker:
         from mlflow.entities import Param, RunTag
         from mlflow.tracking.context.registry import resolve_tags
 
-        tags = {SPEC_HASH: self._spec_hash, ROLE: "parent", LEDGER: ledger}
+        tags = {SPEC_HASH: self._spec_hash, ROLE: self._role, LEDGER: ledger}
         if description:
             tags["mlflow.note.content"] = description
         earlier = self._earlier_parents(ledger)
@@ -158,7 +167,7 @@ class Tracker:
 
     def _earlier_parents(self, ledger: str) -> list[Run]:
         """The parents of this spec and ledger, newest first."""
-        query = f"tags.`{SPEC_HASH}` = '{self._spec_hash}' and tags.`{ROLE}` = 'parent'"
+        query = f"tags.`{SPEC_HASH}` = '{self._spec_hash}' and tags.`{ROLE}` = '{self._role}'"
         runs = search(self.client, self.experiment_id, query)
         return [run for run in runs if run.data.tags.get(LEDGER) == ledger]
 
@@ -199,9 +208,10 @@ class Tracker:
         tags = {
             PARENT_RUN: self.parent_id,
             SPEC_HASH: self._spec_hash,
-            ROLE: "cell",
+            ROLE: child.role,
             CELL: child.cell,
             **CHILD_RUN_TAGS,
+            **child.tags,
             "mlflow.loggedArtifacts": json.dumps([{"path": path, "type": "table"} for path in child.tables]),
         }
         if unfinished is None:
@@ -242,19 +252,55 @@ class Tracker:
             tags: Run-time facts.
             files: A folder whose content becomes artifacts.
         """
+        self._log(self.parent_id, metrics or {}, undefined or {}, tags or {}, files)
+
+    def log_later(
+        self,
+        run: Run,
+        *,
+        metrics: Mapping[str, float],
+        undefined: Mapping[str, str],
+        tags: Mapping[str, Any],
+        files: Path,
+    ) -> None:
+        """Log results on a run that may be finished, and stays so; the tags come last.
+
+        Args:
+            run: The parent or a child, with its tags: a metric that was undefined and is no more loses the
+                tag that says so.
+            metrics: As in `log_parent`.
+            undefined: As in `log_parent`.
+            tags: Written when all else is there, so that they can say that it is.
+            files: As in `log_parent`.
+        """
+        run_id = run.info.run_id
+        self._log(run_id, metrics, undefined, {}, files)
+        for name in metrics:
+            if f"{UNDEFINED}{name}" in run.data.tags:
+                retry(lambda name=name: self.client.delete_tag(run_id, f"{UNDEFINED}{name}"))  # type: ignore[misc]
+        self._log(run_id, {}, {}, tags, None)
+
+    def _log(
+        self,
+        run_id: str,
+        metrics: Mapping[str, float],
+        undefined: Mapping[str, str],
+        tags: Mapping[str, Any],
+        files: Path | None,
+    ) -> None:
         from mlflow.entities import Metric, RunTag
 
         stamp = round(time.time() * 1000)
-        marks = {f"metric_undefined.{name}": reason for name, reason in (undefined or {}).items()}
+        marks = {f"{UNDEFINED}{name}": reason for name, reason in undefined.items()}
         retry(
             lambda: self.client.log_batch(
-                self.parent_id,
-                metrics=[Metric(k, v, stamp, 0) for k, v in (metrics or {}).items() if is_finite(v)],
-                tags=[RunTag(key, str(value)[:5000]) for key, value in {**(tags or {}), **marks}.items()],
+                run_id,
+                metrics=[Metric(k, v, stamp, 0) for k, v in metrics.items() if is_finite(v)],
+                tags=[RunTag(key, str(value)[:5000]) for key, value in {**tags, **marks}.items()],
             )
         )
         if files is not None:
-            self.client.log_artifacts(self.parent_id, str(files))
+            self.client.log_artifacts(run_id, str(files))
 
     def close(self, status: str) -> None:
         """End the parent, last of all runs, so that the UI's newest rows start with it (pitfall M16)."""

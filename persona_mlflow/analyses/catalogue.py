@@ -8,6 +8,7 @@ from persona_mlflow.analyses import (
     correlations,
     domains,
     factors,
+    fidelity,
     overview,
     parsing,
     prediction,
@@ -238,6 +239,33 @@ CATALOGUE: tuple[Entry, ...] = (
         figure="intervals",
         show={"base_rate": "base rate"},
         unit="F1",
+    ),
+    Entry(
+        key="fidelity",
+        reference="beyond the papers",
+        title="Do the explanations fit the persona?",
+        caption=(
+            "PRISM (P2 §3): how likely an evaluator finds it that an explaining answer shows its persona, in "
+            "three dimensions; fidelity is their mean. Means over runs, on a sample of the questions that is "
+            "the same for all runs; the interval is of a bootstrap over these questions."
+        ),
+        compute=fidelity.fidelity,
+        rows=("part",),
+        columns=("quantity",),
+    ),
+    Entry(
+        key="fidelity-instability",
+        reference="beyond the papers",
+        title="Is fidelity as unstable as accuracy?",
+        caption=(
+            "I_A and I_O of fidelity over the explaining settings, beside those of accuracy over the same "
+            "runs: over all questions, and over the scored ones alone, which hold as much noise as fidelity "
+            "does. Pearson's r: over personas between the instability of their accuracy and of their "
+            "fidelity, and over runs between accuracy and fidelity."
+        ),
+        compute=fidelity.fidelity_instability,
+        rows=("part",),
+        columns=("quantity",),
     ),
     Entry(
         key="agreement",

@@ -46,6 +46,8 @@ class Study:
         weights: Draws of one's own, question × draw, the first being the experiment; instead of the
             bootstrap.
         predictions: What `persona_mlflow.analyses.best_persona` found on this experiment, if it was run.
+        fidelity: PRISM's scores of its explaining runs, as `persona_mlflow.fidelity_analysis` labels them,
+            if they were scored.
 
     Attributes:
         correct: Boolean, persona × factors × question.
@@ -66,6 +68,7 @@ class Study:
         few: int = 10,
         weights: np.ndarray | None = None,
         predictions: xr.Dataset | None = None,
+        fidelity: xr.Dataset | None = None,
     ) -> None:
         dims = [str(dim) for dim in dataset["correct"].dims]
         self.dataset = dataset
@@ -82,6 +85,7 @@ class Study:
         self.groups = _persona_groups(dataset)
         self.few = few
         self.predictions = predictions
+        self.fidelity = fidelity
         self._weights = weights
         self._cache: dict[Any, Any] = {}
 

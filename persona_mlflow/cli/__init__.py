@@ -12,6 +12,7 @@ import click
 from persona_mlflow import __version__
 from persona_mlflow.cli.catalogue import personas, questions
 from persona_mlflow.cli.predict import predict
+from persona_mlflow.cli.prism import prism
 from persona_mlflow.cli.report import report
 from persona_mlflow.cli.run import plan, run
 from persona_mlflow.cli.summarize import summarize
@@ -34,7 +35,7 @@ def cli() -> None:
     """
 
 
-for command in (run, plan, summarize, report, predict, questions, personas):
+for command in (run, plan, summarize, report, predict, prism, questions, personas):
     cli.add_command(command)
 
 

@@ -90,6 +90,15 @@ SPEC_OPTIONS = (
         type=bool,
         help="One row at a time, in float32: no answer can depend on its batch.",
     ),
+    click.option(
+        "--prism",
+        metavar="EVALUATOR",
+        help="Score how far the explaining answers fit their persona: a model as --model, or openai:NAME.",
+    ),
+    click.option(
+        "--prism-sample", metavar="N", help="Questions that are scored in each run; 0 or all for all.  [20]"
+    ),
+    click.option("--prism-base-url", metavar="URL", help="Endpoint of an openai: evaluator."),
 )
 
 
@@ -129,7 +138,6 @@ def read_spec(options: Mapping[str, Any]) -> ExperimentSpec:
         if value == "":
             raise UserError(f"--{name.replace('_', '-')}: is empty; give a value, or leave the option out")
     names, personas_file = _names_or_file(options.get("personas"))
-    batch_size = options.get("batch_size")
     overrides: dict[str, Any] = {
         **{name: options.get(name) for name in ("model", "revision", "questions", "categories")},
         **{name: options.get(name) for name in ("limit", "seed", "drop")},
@@ -137,11 +145,14 @@ def read_spec(options: Mapping[str, Any]) -> ExperimentSpec:
         "catalog.personas": _absolute(personas_file),
         "catalog.prompts": _absolute(options.get("prompts")),
         "decoding.max_new_tokens": options.get("max_new_tokens"),
-        "engine.batch_size": int(batch_size) if batch_size and batch_size.isdecimal() else batch_size,
+        "engine.batch_size": _whole(options.get("batch_size")),
         **{
             f"engine.{name}": options.get(name)
             for name in ("dtype", "quantization", "device", "deterministic")
         },
+        "prism.evaluator": options.get("prism"),
+        "prism.sample": _whole(options.get("prism_sample")),
+        "prism.base_url": options.get("prism_base_url"),
         **{f"factors.{name}": options.get(name) for name in FACTOR_OPTIONS},
     }
     for text in options.get("factors") or ():
@@ -152,16 +163,33 @@ def read_spec(options: Mapping[str, Any]) -> ExperimentSpec:
     if options.get("experiment") is None:
         given = {key for key, value in overrides.items() if value is not None}
         content = with_overrides({"name": "defaults"}, overrides, "options")
-        return parse_spec(content, source="options", overridden=given)
-    return load_spec(find_experiment(options["experiment"]), overrides)
+        spec = parse_spec(content, source="options", overridden=given)
+    else:
+        spec = load_spec(find_experiment(options["experiment"]), overrides)
+    if spec.prism.evaluator is None:
+        for name in ("prism_sample", "prism_base_url"):
+            if options.get(name) is not None:
+                raise UserError(
+                    f"--{name.replace('_', '-')}: nothing is scored; name an evaluator by --prism"
+                )
+    return spec
+
+
+def _whole(text: str | None) -> int | str | None:
+    """A number where the text is one; the spec says what is wrong with any other."""
+    return int(text) if text and text.isdecimal() else text
 
 
 def _absolute(path: str | None) -> str | None:
     return str(Path(path).absolute()) if path else None
 
 
-def find_experiment(name: str) -> Path:
+def find_experiment(name: str, prism: bool = False) -> Path:
     """The file of an experiment: a path, or the name of one that comes with the package.
+
+    Args:
+        name: What the user wrote.
+        prism: Whether a benchmark run of PRISM is meant.
 
     Raises:
         UserError: There is none; the message lists those that come with the package.
@@ -169,17 +197,22 @@ def find_experiment(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    shipped = shipped_experiments()
+    shipped = shipped_experiments(prism)
     found = shipped.get(path.stem if path.parts[:-1] in ((), ("experiments",)) else "")
     if found is None:
         raise UserError(f"--experiment {name}: no such file; {choices(path.stem, shipped)}, or give a path")
     return found
 
 
-def shipped_experiments() -> dict[str, Path]:
-    """The experiments that come with the package, by name: beside it in a checkout, inside it in a wheel."""
+def shipped_experiments(prism: bool = False) -> dict[str, Path]:
+    """The experiments that come with the package, by name: beside it in a checkout, inside it in a wheel.
+
+    Args:
+        prism: Benchmark runs of PRISM in place of experiments of the sweep.
+    """
     package = Path(__file__).parents[1]
     for folder in (package / "experiments", package.parent / "experiments"):
         if folder.is_dir():
-            return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+            files = sorted(folder.glob("*.yaml"))
+            return {path.stem: path for path in files if path.name.startswith("prism-") == prism}
     return {}

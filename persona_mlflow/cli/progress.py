@@ -92,6 +92,67 @@ class TerminalProgress:
         )
 
 
+class CountProgress:
+    """One task after the other, each a count: a live line on a terminal, now and then a plain line elsewhere.
+
+    Args:
+        quiet: Show nothing.
+    """
+
+    LINE_EVERY = 15.0
+
+    def __init__(self, quiet: bool = False) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._live = self._console.is_terminal and not quiet
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._task: TaskID | None = None
+        self._what, self._total = "", 0
+        self._said = time.monotonic()
+
+    def __enter__(self) -> CountProgress:
+        if self._live:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def start(self, what: str, total: int) -> None:
+        """Begin the next task."""
+        self._what, self._total = what, total
+        self._said = time.monotonic()
+        if self._live:
+            if self._task is not None:
+                self._progress.update(self._task, visible=False)
+            self._task = self._progress.add_task(what, total=total)
+        else:
+            self.message(f"{what}: {total:,} to score …")
+
+    def advance(self, done: int) -> None:
+        """Say how many of the task are done."""
+        if self._task is not None:
+            self._progress.update(self._task, completed=done)
+        elif time.monotonic() - self._said > self.LINE_EVERY or done == self._total:
+            self._said = time.monotonic()
+            self.message(f"{self._what}: {done:,}/{self._total:,}")
+
+    def message(self, text: str) -> None:
+        """Print a line above the live one."""
+        try:
+            self._console.print(text, soft_wrap=True)
+        except BrokenPipeError:  # nobody reads on; the work goes on all the same
+            self._console.quiet = True
+
+
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

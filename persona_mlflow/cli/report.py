@@ -102,14 +102,19 @@ def _analyse(
 ) -> tuple[list[Finding], dict[str, dict[str, Any]]]:
     from persona_mlflow.analyses import Study, run_analyses
     from persona_mlflow.outcomes import complete_part, load_outcomes
-    from persona_mlflow.report.sources import describe, load_predictions
+    from persona_mlflow.report.sources import describe, load_fidelity, load_predictions
 
     studies, about = {}, {}
     for name, source in sources.items():
         say(f"Reading {name} ({source.where}) …")
         dataset = load_outcomes(source.where, tracking_uri=tracking_uri, allow_incomplete=True)
         dataset, warning = complete_part(dataset)
-        studies[name] = Study(dataset, predictions=load_predictions(source, tracking_uri), **options)
+        studies[name] = Study(
+            dataset,
+            predictions=load_predictions(source, tracking_uri),
+            fidelity=load_fidelity(source, tracking_uri),
+            **options,
+        )
         about[name] = describe(source, studies[name], [warning] if warning else [])
     return run_analyses(studies, progress=say), about
 

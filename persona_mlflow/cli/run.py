@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -63,13 +63,23 @@ def run(
 def _sweep(
     plan: Plan, folder: Path, experiment_name: str | None, tracking_uri: str | None, quiet: bool
 ) -> SweepResult:
-    from persona_mlflow.cli.progress import TerminalProgress
+    from persona_mlflow.cli.progress import CountProgress, TerminalProgress
+    from persona_mlflow.fidelity import Fidelity, explaining_cells
     from persona_mlflow.ledger import Ledger
     from persona_mlflow.sweep import Sweep
     from persona_mlflow.tracking import Tracker
 
+    if plan.spec.prism.evaluator:
+        explaining_cells(plan)  # a plan without any leaves nothing behind
     ledger = Ledger(folder)
-    with ledger.lock(), TerminalProgress(quiet=quiet) as progress:
+    with ledger.lock(), ExitStack() as watching:
+        progress = watching.enter_context(TerminalProgress(quiet=quiet))
+
+        def watch_scoring() -> CountProgress:
+            watching.close()  # one live line at a time
+            return watching.enter_context(CountProgress(quiet=quiet))
+
+        fidelity = Fidelity(plan, ledger, watch_scoring) if plan.spec.prism.evaluator else None
         progress.message(
             f"{plan.spec.name}: {plan.model.name}, {len(plan.grid.personas)} personas × "
             f"{len(plan.grid.settings)} settings × {len(plan.questions.questions)} questions = "
@@ -78,7 +88,12 @@ def _sweep(
         for line in plan.questions.report.lines()[1:]:
             if not line.startswith(" "):
                 progress.message(line)
-        sweep = Sweep(plan, ledger, lambda: _load_engine(plan, progress), progress)
+        if fidelity is not None:
+            progress.message(
+                f"PRISM: {fidelity.settings.evaluator} scores {len(fidelity.questions):,} answers of each of "
+                f"{len(fidelity.cells):,} explaining runs"
+            )
+        sweep = Sweep(plan, ledger, lambda: _load_engine(plan, progress), progress, fidelity)
         return sweep.run(
             lambda: Tracker.open(
                 tracking_uri,
@@ -147,11 +162,12 @@ def _print_where_to_look(client: MlflowClient, uri: str, result: SweepResult, pl
     from persona_mlflow import ui
     from persona_mlflow.summary import METRICS
 
+    shown = [*ui.DEFAULT_METRICS, *(["prism/fidelity"] if plan.spec.prism.evaluator else [])]
     key = ui.apply_shared_view(
         client,
         result.experiment_id,
         params=["persona", "persona_group", *plan.grid.factors],
-        metrics=[*ui.DEFAULT_METRICS, *(name for name in METRICS if name.startswith("instability/"))],
+        metrics=[*shown, *(name for name in METRICS if name.startswith("instability/"))],
         parent_run_ids=[result.parent_id],
         name=f"Persona × setting: {plan.model.name}",
     )
@@ -235,6 +251,14 @@ def plan(as_json: bool, **options: Any) -> None:
         "prompts": found.prompts,
         "answers": found.draws,
     }
+    if found.spec.prism.evaluator:
+        from persona_mlflow.fidelity import explaining_cells, sample_questions
+
+        prism = found.spec.prism
+        seed = found.spec.seed if prism.seed is None else prism.seed
+        content["scored answers"] = len(explaining_cells(found)) * len(
+            sample_questions(found, prism.sample, seed)
+        )
     if as_json:
         click.echo(json.dumps(content, ensure_ascii=False, indent=1))
         return

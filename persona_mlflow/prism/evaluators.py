@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import urlsplit, urlunsplit
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from persona_mlflow.errors import UserError
-from persona_mlflow.prism.prompt import LABELS, SYSTEM, LabelPrompt
+from persona_mlflow.prism.prompt import LABELS, LabelPrompt
 
 if TYPE_CHECKING:
-    from openai import OpenAI
+    from persona_mlflow.engines.models import Loaded
+    from persona_mlflow.prism.openai_evaluator import OpenAIEvaluator as OpenAIEvaluator
+    from persona_mlflow.prism.pacing import Prices
 
 Facts = dict[str, str | int | float | bool]
 
@@ -32,7 +31,7 @@ class LabelScore:
         log_p: Log-probability of each of `LABELS` as the next token, before normalising over the three;
             ``-inf`` for one that an endpoint cut off.
         variant: ``A`` or `` A``: which way of writing the labels was scored, the one with more mass.
-        cut_off: Labels that an endpoint's list of likely tokens did not hold.
+        cut_off: Labels that an endpoint's list of likely tokens did not hold, or that got no vote.
         reason: Why the prompt has no scores; empty where it has.
     """
 
@@ -91,190 +90,126 @@ class Evaluator(Protocol):
         ...
 
 
-class OpenAIEvaluator:
-    """A model behind an OpenAI-compatible endpoint that returns log-probabilities.
-
-    Only the endpoint's list of likely tokens is seen: a label that is not on it gets probability 0 and is
-    counted in `LabelScore.cut_off`. Failed calls are retried with growing pauses by the client.
+def load_evaluator(
+    reference: str | Loaded,
+    *,
+    base_url: str | None = None,
+    api_key_env: str = "OPENAI_API_KEY",
+    dtype: str = "auto",
+    quantization: str = "none",
+    device: str = "auto",
+    revision: str | None = None,
+    batch_size: int | Literal["auto"] = "auto",
+    votes: int = 0,
+    concurrency: int = 4,
+    requests_per_minute: float | None = None,
+    prices: Prices | None = None,
+    cost_cap: float | None = None,
+) -> Evaluator:
+    """Load an evaluator.
 
     Args:
-        base_url: The endpoint, e.g. ``http://127.0.0.1:8080/v1``; None is OpenAI's own.
-        model: The model's name there.
-        api_key_env: Environment variable that holds the key. The key itself is never stored or shown.
-        top_logprobs: Likely tokens to ask for, 1 to 20.
-        concurrency: Calls at once.
-        retries: Most retries of a call.
-        timeout: Seconds that a call may take.
+        reference: A model as the sweep takes it (short name, hub id, folder, GGUF file), or ``openai:NAME``
+            for a model behind an endpoint; or a model from `load_local`, which an evaluator and the engines
+            of judges can share.
+        base_url: The endpoint of ``openai:NAME``; None is OpenAI's.
+        api_key_env: Environment variable with the endpoint's key.
+        dtype: Of a local model, as are quantization, device, revision and batch_size. ``auto`` is float32 on
+            a CPU.
+        quantization: ``none``, ``8bit`` or ``4bit``.
+        device: ``auto``, or a torch device.
+        revision: Branch, tag or commit on the hub.
+        batch_size: Most prompts at once, or ``auto``.
+        votes: Sampled votes for each prompt where an endpoint gives no log-probabilities, see
+            `OpenAIEvaluator`; like the following a setting of an endpoint.
+        concurrency: Most requests at once.
+        requests_per_minute: Most requests a minute.
+        prices: For the accounting of costs.
+        cost_cap: Most that this evaluator may spend.
 
     Raises:
-        UserError: The package `openai` or the key is missing, the endpoint cannot be reached, or it gives no
-            log-probabilities; found out by one call at the start.
+        UserError: No model of this name can be had, or a setting is not valid.
     """
+    if isinstance(reference, str):
+        from persona_mlflow.prism.openai_client import endpoint_model
 
-    def __init__(
-        self,
-        base_url: str | None,
-        model: str,
-        *,
-        api_key_env: str = "OPENAI_API_KEY",
-        top_logprobs: int = 20,
-        concurrency: int = 4,
-        retries: int = 5,
-        timeout: float = 60.0,
-    ) -> None:
-        if not 1 <= top_logprobs <= 20:
-            raise UserError(f"top_logprobs: {top_logprobs} is not valid: use a whole number from 1 to 20")
-        if concurrency < 1:
-            raise UserError(f"concurrency: {concurrency} is not valid: use a whole number from 1")
-        self._model, self._top, self._concurrency = model, top_logprobs, concurrency
-        self._base_url = base_url
-        self._limit = "max_tokens"
-        self._client = _client(base_url, api_key_env, retries, timeout)
-        self._served = ""
-        self._probe()
+        name = endpoint_model(reference, base_url, "evaluator")
+        if name is not None:
+            from persona_mlflow.prism.openai_evaluator import OpenAIEvaluator
 
-    def describe(self) -> Facts:
-        """Endpoint, model asked for, model served, and settings; never the key."""
-        return {
-            **self.identity(),
-            "served_model": self._served,
-            "concurrency": self._concurrency,
-        }
-
-    def identity(self) -> Facts:
-        """Endpoint (without user or password), model and length of the list of likely tokens."""
-        return {
-            "engine": "openai",
-            "base_url": _without_secrets(self._base_url) if self._base_url else "",
-            "model": self._model,
-            "top_logprobs": self._top,
-        }
-
-    def label_scores(self, groups: Iterable[Sequence[LabelPrompt]]) -> Iterator[list[LabelScore]]:
-        """Score prompts, some at once, group by group (see `Evaluator`).
-
-        Raises:
-            UserError: The endpoint refuses a call, or fails more often than it is retried.
-        """
-        from concurrent.futures import ThreadPoolExecutor
-
-        source = iter(groups)
-        pool = ThreadPoolExecutor(self._concurrency)
-        try:
-            while block := list(islice(source, self._concurrency)):
-                yield list(pool.map(self._score, (prompt for group in block for prompt in group)))
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
-
-    def _score(self, prompt: LabelPrompt) -> LabelScore:
-        likely = self._likely(prompt.system, prompt.user)
-        if likely is None:
-            return unscored(prompt, "the endpoint gave no log-probabilities for this prompt")
-        found = {
-            variant: tuple(likely.get(variant + label, -math.inf) for label in LABELS) for variant in VARIANTS
-        }
-        variant, log_p = max(found.items(), key=lambda item: math.fsum(map(math.exp, item[1])))
-        cut_off = sum(value == -math.inf for value in log_p)
-        if cut_off == len(LABELS):
-            return unscored(
-                prompt, f"none of the labels {', '.join(LABELS)} is among the {len(likely)} likely tokens"
+            return OpenAIEvaluator(
+                base_url,
+                name,
+                api_key_env=api_key_env,
+                votes=votes,
+                concurrency=concurrency,
+                requests_per_minute=requests_per_minute,
+                prices=prices,
+                cost_cap=cost_cap,
             )
-        return LabelScore(prompt.key, prompt.order, log_p, variant + LABELS[0], cut_off)
+    from persona_mlflow.prism import hf_evaluator
 
-    def _likely(self, system: str, user: str) -> dict[str, float] | None:
-        """Log-probability by token text at the first position of the answer; None where there are none."""
-        reply = self._call(system, user)
-        content = reply.choices[0].logprobs.content if reply.choices and reply.choices[0].logprobs else None
-        if not content:
-            return None
-        likely: dict[str, float] = {}
-        for token in [*(content[0].top_logprobs or ()), content[0]]:
-            # Two ids may decode to one text; the drawn token stands in the list, too.
-            if token.token not in likely:
-                likely[token.token] = min(0.0, float(token.logprob))
-        return likely
-
-    def _call(self, system: str, user: str) -> Any:
-        import openai
-
-        messages: Any = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-        limit: Any = {self._limit: 1}
-        try:
-            return self._client.chat.completions.create(
-                model=self._model,
-                messages=messages,
-                temperature=0.0,
-                logprobs=True,
-                top_logprobs=self._top,
-                **limit,
-            )
-        except openai.BadRequestError as error:
-            if self._limit == "max_tokens" and "max_completion_tokens" in str(error):
-                self._limit = "max_completion_tokens"  # what newer models call it
-                return self._call(system, user)
-            raise self._refused(error) from None
-        except openai.APIError as error:
-            raise self._refused(error) from None
-
-    def _probe(self) -> None:
-        """One call at the start: is there anyone, and do they give log-probabilities? (L7)"""
-        question = f"{'. '.join(LABELS)}. Answer with the letter A, B or C."
-        reply = self._call(SYSTEM, question)
-        self._served = str(getattr(reply, "model", "") or "")
-        logprobs = reply.choices[0].logprobs if reply.choices else None
-        if not (logprobs and logprobs.content and logprobs.content[0].top_logprobs):
-            raise UserError(
-                f"evaluator {self._model} at {self._where}: the endpoint answers without log-probabilities "
-                "(logprobs, top_logprobs), and PRISM scores by them: use an endpoint or a model that gives "
-                "them, or a local model as evaluator"
-            )
-
-    @property
-    def _where(self) -> str:
-        return _without_secrets(str(self._client.base_url)).rstrip("/")
-
-    def _refused(self, error: Exception) -> UserError:
-        import openai
-
-        what = f"evaluator {self._model} at {self._where}"
-        if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
-            # The server's own words may hold a part of the key.
-            return UserError(f"{what}: the key was refused; check the environment variable that holds it")
-        reason = " ".join(str(error).split())
-        key = self._client.api_key
-        if key:
-            reason = reason.replace(key, "…")
-        if "logprobs" in reason:
-            return UserError(
-                f"{what}: the endpoint or model refuses log-probabilities ({reason}): ask for fewer "
-                "(top_logprobs), use one that gives them, or a local model as evaluator"
-            )
-        if isinstance(error, openai.APIConnectionError):
-            return UserError(f"{what}: cannot be reached ({reason}): check the address and the network")
-        return UserError(f"{what}: the call failed ({reason})")
+    return hf_evaluator.load_evaluator(
+        reference,
+        dtype=dtype,
+        quantization=quantization,
+        device=device,
+        revision=revision,
+        batch_size=batch_size,
+    )
 
 
-def _client(base_url: str | None, api_key_env: str, retries: int, timeout: float) -> OpenAI:
-    try:
-        from openai import OpenAI
-    except ImportError as error:
-        raise UserError(
-            "an OpenAI-compatible endpoint takes the package openai: pip install 'persona-mlflow[openai]'"
-        ) from error
-    key = os.environ.get(api_key_env, "").strip()
-    if not key and base_url is None:
-        raise UserError(f"evaluator: no API key: put it into the environment variable {api_key_env}")
-    # Local servers take no key, and the client must send something.
-    return OpenAI(api_key=key or "none", base_url=base_url, max_retries=retries, timeout=timeout)
+def load_local(
+    reference: str,
+    *,
+    dtype: str = "auto",
+    quantization: str = "none",
+    device: str = "auto",
+    revision: str | None = None,
+) -> Loaded:
+    """Load a local model once, for an evaluator and the engines of judges to share (`load_evaluator`).
+
+    Args:
+        reference: Short name of the catalogue, hub id, folder or GGUF file.
+        dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
+        quantization: ``none``, ``8bit`` or ``4bit``.
+        device: ``auto``, or a torch device.
+        revision: Branch, tag or commit on the hub; the catalogue's by default.
+
+    Raises:
+        UserError: The model cannot be found, reached or loaded, or a setting is not valid.
+    """
+    from persona_mlflow.catalog import load_catalogue
+    from persona_mlflow.engines.identity import identify, local_path
+    from persona_mlflow.engines.models import load_model
+
+    catalogue = load_catalogue()
+    model = catalogue.model(reference)
+    commit = revision or model.revision
+    if commit or local_path(model.id) is None:
+        commit = identify(model.id, commit, known=catalogue.models)
+    return load_model(model.id, dtype=dtype, quantization=quantization, device=device, revision=commit)
 
 
-def _without_secrets(url: str) -> str:
-    """The address without user, password and query, which may hold a key."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    host = f"[{host}]" if ":" in host else host
-    return urlunsplit((parts.scheme, f"{host}:{parts.port}" if parts.port else host, parts.path, "", ""))
+_SHARED: dict[str, Evaluator] = {}
+_SHARED_LOCK = threading.Lock()
+
+
+def shared_evaluator(reference: str) -> Evaluator:
+    """An evaluator with the default settings, loaded once in a process and kept.
+
+    Raises:
+        UserError: As `load_evaluator`.
+    """
+    with _SHARED_LOCK:
+        if reference not in _SHARED:
+            _SHARED[reference] = load_evaluator(reference)
+        return _SHARED[reference]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "OpenAIEvaluator":  # it takes this module's own names
+        from persona_mlflow.prism.openai_evaluator import OpenAIEvaluator
+
+        return OpenAIEvaluator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

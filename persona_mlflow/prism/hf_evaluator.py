@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,12 +20,15 @@ from persona_mlflow.engines.memory import (
     kv_bytes_per_token,
 )
 from persona_mlflow.errors import UserError
-from persona_mlflow.prism.evaluators import VARIANTS, Facts, LabelScore, unscored
-from persona_mlflow.prism.prompt import LABELS, LabelPrompt, LabelRenderer
+from persona_mlflow.prism.evaluators import Facts, LabelScore, load_local, unscored
+from persona_mlflow.prism.label_tokens import Group, LabelTokens, Row, group_rows, right_pad, take_batch
+from persona_mlflow.prism.prompt import LabelPrompt, LabelRenderer
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from persona_mlflow.engines.models import Loaded
 
 # Most prompts at once, and most padded tokens of one forward pass.
 _MOST_PROMPTS = {"cuda": 384, "cpu": 96}
@@ -33,41 +36,6 @@ _PASS_TOKENS = {"cuda": 16384, "cpu": 2048}
 _MEMORY_SHARE = 0.7
 # Groups whose token ids are held at a time, sorted among themselves.
 _BLOCK = 256
-# A shorter common prefix is not worth a pass of its own.
-_SHORTEST_PREFIX = 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """Three label tokens to read off at the end of a row."""
-
-    prompt: LabelPrompt
-    variant: str
-    labels: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """Token ids up to the split point before the label, and what is read there."""
-
-    ids: tuple[int, ...]
-    targets: tuple[_Target, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Prompts, each with its rows, and how many tokens all rows begin with."""
-
-    prompts: tuple[tuple[_Row, ...], ...]
-    prefix: int
-
-    @property
-    def rows(self) -> list[_Row]:
-        return [row for rows in self.prompts for row in rows]
-
-    @property
-    def longest(self) -> int:
-        return max(len(row.ids) for row in self.rows)
 
 
 class HFEvaluator:
@@ -75,7 +43,8 @@ class HFEvaluator:
 
     Labels are tokenised jointly with the prompt, as ``A`` and as `` A``, and the variant with more mass
     counts. The prompts of a case share the pass over their common prefix. Only the last position's logits
-    are computed. Memory does not grow with the number of cases.
+    are computed. Memory does not grow with the number of cases. Several threads may score at once: they take
+    turns, batch by batch.
 
     Args:
         model: A causal language model of `transformers`.
@@ -117,7 +86,8 @@ class HFEvaluator:
         names = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in names else "past_key_values"
         self._takes_positions = "position_ids" in names
-        self._tails: dict[str, list[tuple[str, list[int], tuple[int, ...]]]] = {}
+        self._tokens = LabelTokens(self.renderer, name)
+        self._lock = threading.Lock()  # renderer and model hold what belongs to one call
 
     # ------------------------------------------------------------------------------------------ protocol
 
@@ -161,10 +131,11 @@ class HFEvaluator:
         """
         source = iter(groups)
         while block := list(islice(source, _BLOCK)):
-            ready: list[_Group] = []
+            ready: list[Group] = []
             refused: list[LabelScore] = []
             for prompts in block:
-                group = self._group(prompts, refused)
+                with self._lock:
+                    group = self._group(prompts, refused)
                 if group.prompts:
                     ready.append(group)
             if refused:
@@ -179,80 +150,32 @@ class HFEvaluator:
 
     # ------------------------------------------------------------------------------------------ tokens
 
-    def _group(self, prompts: Sequence[LabelPrompt], refused: list[LabelScore]) -> _Group:
+    def _group(self, prompts: Sequence[LabelPrompt], refused: list[LabelScore]) -> Group:
+        """Tokenise a case's prompts; those that are too long go to `refused`."""
         tokenised = []
         for prompt in prompts:
-            rows = self._rows(prompt)
+            rows = self._tokens.rows(prompt)
             longest = max(len(row.ids) for row in rows) + 1
             if self.context and longest > self.context:
                 reason = f"the prompt has {longest} tokens, and the context of {self._name} is {self.context}"
                 refused.append(unscored(prompt, reason))
             else:
                 tokenised.append(rows)
-        ids = [row.ids for rows in tokenised for row in rows]
-        prefix = _common_prefix(ids) if self._shares and len(ids) > 1 else 0
-        return _Group(tuple(tokenised), prefix if prefix >= _SHORTEST_PREFIX else 0)
-
-    def _rows(self, prompt: LabelPrompt) -> tuple[_Row, ...]:
-        """One row, or one for each variant where the split points differ."""
-        found: dict[tuple[int, ...], list[_Target]] = {}
-        try:
-            variants = self._variants(prompt)
-        except UserError as error:
-            raise UserError(f"case {prompt.key[0]}: {error}") from error
-        for variant, ids, labels in variants:
-            found.setdefault(ids, []).append(_Target(prompt, variant + LABELS[0], labels))
-        return tuple(_Row(ids, tuple(targets)) for ids, targets in found.items())
-
-    def _variants(self, prompt: LabelPrompt) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-        """For each variant that is one token: its text, the ids before the label, the three label ids."""
-        whole = self.renderer.with_completion(prompt.system, prompt.user, "")
-        tail = self.renderer.tail(prompt.system, prompt.user)
-        if tail is not None:
-            end = self.renderer.encode_tail(tail, "")
-            if whole[-len(end) :] == end:
-                if tail not in self._tails:
-                    self._tails[tail] = self._split(end, lambda text: self.renderer.encode_tail(tail, text))
-                start = whole[: -len(end)]
-                return [(v, tuple(start + before), labels) for v, before, labels in self._tails[tail]]
-        split = self._split(
-            whole, lambda text: self.renderer.with_completion(prompt.system, prompt.user, text)
-        )
-        return [(variant, tuple(before), labels) for variant, before, labels in split]
-
-    def _split(
-        self, prompt: list[int], encode: Callable[[str], list[int]]
-    ) -> list[tuple[str, list[int], tuple[int, ...]]]:
-        """Find the split point before the label in the joint encoding of prompt and label (L1, L3, L8)."""
-        found = []
-        for variant in VARIANTS:
-            joint = [encode(variant + label) for label in LABELS]
-            before = joint[0][:-1]
-            labels = tuple(ids[-1] for ids in joint)
-            # What stands before the label must be what the model has read, and nothing of the label itself.
-            one_token = all(ids[:-1] == before for ids in joint) and prompt[: len(before)] == before
-            if one_token and len(before) <= len(prompt) and len(set(labels)) == len(LABELS):
-                found.append((variant, before, labels))
-        if not found:
-            raise UserError(
-                f"the tokenizer of {self._name} cannot write each of the labels {', '.join(LABELS)} as one "
-                "token after the prompt: use another evaluator"
-            )
-        return found
+        return group_rows(tokenised, share=self._shares)
 
     # ------------------------------------------------------------------------------------------ batches
 
-    def _run(self, queue: deque[_Group]) -> Iterator[list[LabelScore]]:
+    def _run(self, queue: deque[Group]) -> Iterator[list[LabelScore]]:
         import torch
 
         odd: list[LabelPrompt] = []
         if self._capacity is None and queue:
             self._capacity = self._auto(queue[0])
         while queue:
-            batch = self._take(queue)
+            batch = take_batch(queue, self._capacity or 1, self._pass_tokens)
             try:
                 # Not around the yield: the mode would leak into the caller.
-                with torch.inference_mode():
+                with self._lock, torch.inference_mode():
                     scores = self._score(batch)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -263,37 +186,18 @@ class HFEvaluator:
                 continue
             self._halve(queue, batch)
         if odd:
-            yield [self._again(prompt) for prompt in odd]
+            with self._lock:
+                again = [self._again(prompt) for prompt in odd]
+            yield again
 
-    def _auto(self, group: _Group) -> int:
+    def _auto(self, group: Group) -> int:
         """How many prompts of this length the memory holds."""
         device = self._module.device
         per_prompt = kv_bytes_per_token(self._module) * (group.longest + 256) * 2
         fits = int(free_bytes(device) * _MEMORY_SHARE / per_prompt)
         return max(1, min(fits, _MOST_PROMPTS.get(device.type, 96)))
 
-    def _take(self, queue: deque[_Group]) -> list[_Group]:
-        """The groups of the next batch, all with or all without a shared prefix."""
-        capacity = self._capacity or 1
-        first = queue.popleft()
-        if len(first.prompts) > capacity:
-            queue.appendleft(replace(first, prompts=first.prompts[capacity:]))
-            return [replace(first, prompts=first.prompts[:capacity])]
-        batch = [first]
-        prompts, rows = len(first.prompts), len(first.rows)
-        prefix, rest = first.prefix, first.longest - first.prefix
-        while queue:
-            group = queue[0]
-            prefix, rest = max(prefix, group.prefix), max(rest, group.longest - group.prefix)
-            prompts, rows = prompts + len(group.prompts), rows + len(group.rows)
-            tokens = max(rows * rest, (len(batch) + 1) * prefix)
-            full = prompts > capacity or tokens > self._pass_tokens
-            if full or bool(group.prefix) != bool(first.prefix):
-                break
-            batch.append(queue.popleft())
-        return batch
-
-    def _halve(self, queue: deque[_Group], batch: list[_Group]) -> None:
+    def _halve(self, queue: deque[Group], batch: list[Group]) -> None:
         """After running out of memory: put the batch back, for half as many prompts at a time."""
         free_memory()
         most = sum(len(group.prompts) for group in batch)
@@ -306,7 +210,7 @@ class HFEvaluator:
         self._pass_tokens = max(1, self._pass_tokens // 2)
         queue.extendleft(reversed(batch))
 
-    def _score(self, batch: Sequence[_Group]) -> list[tuple[LabelPrompt, LabelScore | None]]:
+    def _score(self, batch: Sequence[Group]) -> list[tuple[LabelPrompt, LabelScore | None]]:
         rows = [row for group in batch for row in group.rows]
         log_p = self._last_log_p(batch, rows)
         best: dict[tuple[Any, ...], LabelScore | None] = {}
@@ -326,7 +230,7 @@ class HFEvaluator:
                     best[key] = max(before, score, key=lambda s: s.mass)
         return [(prompts[key], score) for key, score in best.items()]
 
-    def _last_log_p(self, batch: Sequence[_Group], rows: Sequence[_Row]) -> list[list[float]]:
+    def _last_log_p(self, batch: Sequence[Group], rows: Sequence[Row]) -> list[list[float]]:
         """Log-probabilities of every target's labels, in the order of rows and targets."""
         import torch
 
@@ -341,7 +245,7 @@ class HFEvaluator:
 
     # ------------------------------------------------------------------------------------------ passes
 
-    def _shared(self, batch: Sequence[_Group], rows: Sequence[_Row]) -> Tensor:
+    def _shared(self, batch: Sequence[Group], rows: Sequence[Row]) -> Tensor:
         """Run each group's prefix once, then what follows it in every row, on copies of its cache.
 
         Prefixes are padded on the left and the rest on the right, so that the tokens of a row lie side by
@@ -363,16 +267,16 @@ class HFEvaluator:
         index = torch.tensor([i for i, group in enumerate(batch) for _ in group.rows], device=device)
         cache.adopt(prefilled, index, len(rows))
         starts = [group.prefix for group in batch for _ in group.rows]
-        rest, rest_mask = _right_pad(
+        rest, rest_mask = right_pad(
             [row.ids[n:] for row, n in zip(rows, starts, strict=True)], self._pad, device
         )
         mask = torch.cat([mask[index], rest_mask], dim=1)
         positions = (mask.cumsum(dim=-1) - 1)[:, -rest.shape[1] :]
         return self._forward(rest, mask, positions, rest_mask.sum(dim=1) - 1, cache.cache)
 
-    def _whole(self, rows: Sequence[_Row]) -> Tensor:
+    def _whole(self, rows: Sequence[Row]) -> Tensor:
         device = self._module.get_input_embeddings().weight.device
-        ids, mask = _right_pad([row.ids for row in rows], self._pad, device)
+        ids, mask = right_pad([row.ids for row in rows], self._pad, device)
         return self._forward(ids, mask, mask.cumsum(dim=-1) - 1, mask.sum(dim=1) - 1, None)
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, last: Tensor, cache: Any) -> Tensor:
@@ -425,7 +329,7 @@ class HFEvaluator:
 
 
 def load_evaluator(
-    reference: str,
+    reference: str | Loaded,
     *,
     dtype: str = "auto",
     quantization: str = "none",
@@ -433,10 +337,11 @@ def load_evaluator(
     revision: str | None = None,
     batch_size: int | Literal["auto"] = "auto",
 ) -> HFEvaluator:
-    """Load a model as evaluator.
+    """Load a local model as evaluator.
 
     Args:
-        reference: Hub id, local folder, GGUF file, or ``smollm2``.
+        reference: Short name of the catalogue, hub id, folder or GGUF file; or what `load_local` gave, which
+            the other settings but `batch_size` leave as it is.
         dtype: ``auto`` (float32 on a CPU), ``float32``, ``bfloat16`` or ``float16``.
         quantization: ``none``, ``8bit`` or ``4bit``.
         device: ``auto``, or a torch device.
@@ -446,30 +351,14 @@ def load_evaluator(
     Raises:
         UserError: The model cannot be found, reached or loaded, or a setting is not valid.
     """
-    from persona_mlflow.engines.models import load_model
-
-    loaded = load_model(reference, dtype=dtype, quantization=quantization, device=device, revision=revision)
+    if isinstance(reference, str):
+        reference = load_local(
+            reference, dtype=dtype, quantization=quantization, device=device, revision=revision
+        )
     return HFEvaluator(
-        loaded.model,
-        loaded.tokenizer,
-        name=loaded.name,
-        details={"revision": loaded.revision, "quantization": loaded.quantization},
+        reference.model,
+        reference.tokenizer,
+        name=reference.name,
+        details={"revision": reference.revision, "quantization": reference.quantization},
         batch_size=batch_size,
     )
-
-
-def _common_prefix(rows: Sequence[tuple[int, ...]]) -> int:
-    """How many tokens all rows begin with; at least one is left over in each."""
-    low, high = min(rows), max(rows)
-    most = min(map(len, rows)) - 1
-    return next((i for i in range(most) if low[i] != high[i]), most)
-
-
-def _right_pad(rows: Sequence[Sequence[int]], pad: int, device: Any) -> tuple[Tensor, Tensor]:
-    """Token ids and mask, both int64, ``[rows, longest]``, padded after the end of each row."""
-    import torch
-
-    width = max(map(len, rows))
-    ids = [list(row) + [pad] * (width - len(row)) for row in rows]
-    mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)

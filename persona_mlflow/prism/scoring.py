@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from persona_mlflow.errors import UserError, choices
 from persona_mlflow.prism.cases import Case, Profile
 from persona_mlflow.prism.dimensions import DIMENSIONS, STATES, Dimensions, load_dimensions
-from persona_mlflow.prism.evaluators import Evaluator, LabelScore
+from persona_mlflow.prism.evaluators import Evaluator, LabelScore, shared_evaluator
 from persona_mlflow.prism.prompt import LABELS, LAYOUTS, ORDERS, LabelPrompt, build_prompt, case_prompts
 from persona_mlflow.prism.score_log import ScoreLog
 
@@ -84,7 +84,7 @@ def score(
     context: str,
     response: str,
     *,
-    evaluator: Evaluator,
+    evaluator: Evaluator | str,
     seed: int = 0,
     layout: str = "labels-last",
     dimensions: Dimensions | None = None,
@@ -95,7 +95,8 @@ def score(
         profile: Whom the response should sound like; a mapping or text as `Profile.from_dict` takes it.
         context: The dialogue so far; may be empty.
         response: The response.
-        evaluator: Gives the label probabilities.
+        evaluator: Gives the label probabilities. A name as `load_evaluator` takes it, such as ``smollm2``, is
+            loaded with the default settings on first use, and kept.
         seed: Seed of the order of the labels.
         layout: ``labels-last`` or ``labels-first``.
         dimensions: The wording of the label spaces; the shipped one by default.
@@ -105,6 +106,8 @@ def score(
     """
     found = profile if isinstance(profile, Profile) else Profile.from_dict(profile)
     case = Case.of(found, context, response)
+    if isinstance(evaluator, str):
+        evaluator = shared_evaluator(evaluator)
     frame = score_cases([case], evaluator, seed=seed, layout=layout, dimensions=dimensions)
     refused = frame.loc[frame["reason"] != "", "reason"]
     if len(refused):

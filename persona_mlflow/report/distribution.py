@@ -1,7 +1,8 @@
-"""Distributions over personas: a box, every persona as a point, the best and the worst by name."""
+"""Distributions: over personas a box, a point each, the best and the worst by name; of scores, histograms."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ from persona_mlflow.report.drawing import (
     TITLE,
     Canvas,
     short_number,
+    text_width,
     wrap,
 )
 from persona_mlflow.report.intervals import MARGIN, Axis
@@ -30,16 +32,21 @@ SAMPLE = "persona"
 ROW = 96.0
 NARROW, WIDE = 340.0, 620.0
 BEST, WORST = SERIES[2], SERIES[1]
+BIN, SIDE = "bin", "side"
+HISTOGRAM = 46.0
 
 
 def draw_distribution(finding: Finding) -> Canvas:
     """Draw how the values of the personas are distributed, a row per setting, all on one axis.
 
-    The sample is the dim ``persona``; where a finding has none, the last of its columns.
+    The sample is the dim ``persona``; where a finding has none, the last of its columns. A finding with the
+    dim ``bin`` is drawn as histograms.
     """
     entry, data = finding.entry, finding.data
     assert data is not None
     dims = [str(dim) for dim in data["value"].dims]
+    if BIN in dims:
+        return _draw_histograms(finding)
     rows, columns = arrange(entry, data)
     sample = SAMPLE if SAMPLE in dims else (columns or rows)[-1]
     facet = entry.panels if entry.panels in dims and entry.panels != sample else None
@@ -145,3 +152,77 @@ def _draw_row(
         canvas.points(points[0][index], points[1][index], colour, marker, size=9, edge=INK)
     median = short_number(float(quartiles[2]), ".3f")
     return f"{where + ': ' if where else ''}median {median}; {ends['best']}; {ends['worst']}."
+
+
+def _draw_histograms(finding: Finding) -> Canvas:
+    """Draw the shares of the bins, a row per label: the first side upwards, the second downwards.
+
+    The sides are the labels of the dim ``side``. Bins are named by their lower ends, and are equally wide.
+    """
+    entry, data = finding.entry, finding.data
+    assert data is not None
+    rows, columns = arrange(entry, data)
+    lines = [dim for dim in (*rows, *columns) if dim not in (BIN, SIDE)]
+    row_labels = labels(data, lines) if lines else [("",)]
+    sides = [text for (text,) in labels(data, [SIDE])]
+    shares = np.stack(
+        [matrix(data.isel({SIDE: i}), "value", lines, [BIN]) for i in range(len(sides))], axis=1
+    )
+    starts = np.asarray(data[BIN].values, dtype=float)
+    edges = np.append(starts, starts[-1] + (starts[-1] - starts[0]) / max(len(starts) - 1, 1))
+    unit = heading(str(data[BIN].attrs.get("long_name", "score")))
+
+    labelled = RowLabels.measure(row_labels, HISTOGRAM)
+    slot = min(WIDE, PAGE - MARGIN - labelled.width)
+    body = labelled.height * len(row_labels)
+    canvas = Canvas(max(labelled.width + slot + MARGIN, 560.0), body + 78)
+    x, y = labelled.width, 6.0
+    labelled.draw(canvas, 0, y, labelled.height, canvas.width - MARGIN)
+    axis = Axis(edges, x + 8, slot - 16, nought=False)
+    _draw_frame(canvas, axis, (x, y, slot, body), unit)
+    words = [f"Histograms of {' and '.join(sides)}, {unit}."]
+    for i, row in enumerate(shares):
+        middle = y + (i + 0.5) * labelled.height
+        canvas.segments(np.array([x, middle]), np.array([x + slot, middle]), width=0.75)
+        if not np.isfinite(row).any():
+            canvas.text(x + slot / 2, middle, "undefined", colour=MUTED, align="center")
+        else:
+            _draw_bars(canvas, axis(edges), row, middle, labelled.height / 2 - 3)
+        words.append(_highest(" · ".join(filter(None, row_labels[i])), sides, row, edges))
+    at = 0.0
+    for text, colour, way in zip(sides, SERIES, ("upwards", "downwards"), strict=False):
+        canvas.rectangle(at, canvas.height - 17, 14, 10, colour)
+        said = f"{text}, {way}"
+        canvas.text(at + 20, canvas.height - 12, said)
+        at += text_width(said, LABEL) + 44
+    note = "Each row has its own height."
+    canvas.text(at, canvas.height - 12, note, size=SMALL, colour=MUTED)
+    canvas.alt = " ".join(words)
+    return canvas
+
+
+def _draw_bars(canvas: Canvas, edges: np.ndarray, shares: np.ndarray, middle: float, height: float) -> None:
+    """Draw two rows of bars on both sides of a line, as high as the highest of them allows."""
+    from matplotlib.collections import PolyCollection
+
+    scale = height / max(float(np.nanmax(shares)), 1e-12)
+    for side, colour, way in zip(shares, SERIES, (-1.0, 1.0), strict=False):
+        bars = []
+        for left, right, share in zip(edges[:-1], edges[1:], side, strict=True):
+            if share > 0:
+                end = middle + way * scale * float(share)
+                bars.append([(left, middle), (right, middle), (right, end), (left, end)])
+        if bars:
+            canvas.axes.add_collection(
+                PolyCollection(bars, facecolors=colour, edgecolors="none", zorder=2), autolim=False
+            )
+
+
+def _highest(where: str, sides: Sequence[str], shares: np.ndarray, edges: np.ndarray) -> str:
+    """A row's histograms in words: where each has its highest bar."""
+    parts = []
+    for side, values in zip(sides, shares, strict=True):
+        if np.isfinite(values).any():
+            k = int(np.nanargmax(values))
+            parts.append(f"{side} mostly {edges[k]:.2f} to {edges[k + 1]:.2f} ({values[k]:.0%})")
+    return f"{where}: {'; '.join(parts) or 'undefined'}."

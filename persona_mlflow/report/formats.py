@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from persona_mlflow.report.tables import Cell, Table, matrix, printable, spans
+from persona_mlflow.report.tables import Cell, Table, level_names, matrix, printable, spans
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,13 +31,14 @@ def tidy_lines(data: xr.Dataset) -> Iterator[list[str]]:
     first = [name for name in ("value", "low", "high") if name in data]
     others = [str(name) for name in data.data_vars if name not in first and set(data[name].dims) <= set(dims)]
     names = first + others
-    yield [*dims, *names]
+    yield [*(name for dim in dims for name in level_names(data, dim)), *names]
     coordinates = [
         data[dim].values.tolist() if dim in data.coords else list(range(data.sizes[dim])) for dim in dims
     ]
     columns = [matrix(data, name, dims, []).ravel().tolist() for name in names]
     for position, index in enumerate(np.ndindex(*(len(values) for values in coordinates))):
-        where = [str(values[i]) for values, i in zip(coordinates, index, strict=True)]
+        places = [values[i] for values, i in zip(coordinates, index, strict=True)]
+        where = [str(v) for place in places for v in (place if isinstance(place, tuple) else (place,))]
         yield [*where, *(_exact(column[position]) for column in columns)]
 
 

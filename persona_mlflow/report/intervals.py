@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -198,9 +199,11 @@ def _legend_items(grid: Grid) -> list[tuple[str, str, str]]:
     """Colour, marker (``|`` for a tick) and text of each entry."""
     items = []
     if len(grid.columns) > 1:
+        texts = [" · ".join(column) for column in grid.columns]
+        if all(re.fullmatch(r"[-−]?\d+(\.\d+)?", text) for text in texts):
+            texts = [f"{grid.column_names[0]} {text}" for text in texts]  # a number alone says nothing
         items = [
-            (SERIES[j], MARKERS[j], " · ".join(wrap(" · ".join(column), 300, LABEL, 1)))
-            for j, column in enumerate(grid.columns)
+            (SERIES[j], MARKERS[j], " · ".join(wrap(text, 300, LABEL, 1))) for j, text in enumerate(texts)
         ]
     has_interval = any(np.isfinite(panel.values.get("low", np.nan)).any() for panel in grid.panels)
     if not items:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from persona_mlflow.report.drawing import INK, LABEL, LEADING, LINE, PAGE, Canvas, short_number, widest, wrap
-from persona_mlflow.report.tables import arrange, heading, label, labels, matrix, spans
+from persona_mlflow.report.tables import arrange, heading, label, labels, level_names, matrix, spans
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -70,7 +70,10 @@ def split(entry: Entry, data: xr.Dataset, variables: Sequence[str]) -> Grid:
     panels = [
         Panel(title, {name: matrix(part, name, rows, columns) for name in names}) for title, part in parts
     ]
-    return Grid(row_labels, column_labels, [heading(n) for n in rows], [heading(n) for n in columns], panels)
+    row_names, column_names = (
+        [heading(name) for dim in dims for name in level_names(data, dim)] for dims in (rows, columns)
+    )
+    return Grid(row_labels, column_labels, row_names, column_names, panels)
 
 
 def lines_height(lines: int, size: float = LABEL) -> float:

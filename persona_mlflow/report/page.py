@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,34 @@ FACTS = {
 """What the page says of a model, in this order: key of ``about`` → heading."""
 
 
+NOT_POSSIBLE = "Not possible on this grid"
+
+
+@dataclass(frozen=True)
+class Wording:
+    """What a page says beside its findings; the defaults are those of an experiment's report.
+
+    Attributes:
+        title: The headline of the page; by default made of the experiments and models.
+        lead: The sentence below it; by default about settings and resamples.
+        facts: Key of ``about`` → heading, in order.
+        everything: What the facts stand under that hold for all.
+        headline: Key of the finding whose table stands at the top; None for none.
+        not_possible: What a reason follows.
+        footer: The last line; by default about the instabilities of P1.
+        warnings: What to know before reading on, beside the warnings in ``about``.
+    """
+
+    title: str | None = None
+    lead: str | None = None
+    facts: Mapping[str, str] = field(default_factory=lambda: FACTS)
+    everything: str = "All models"
+    headline: str | None = HEADLINE
+    not_possible: str = NOT_POSSIBLE
+    footer: str | None = None
+    warnings: Sequence[str] = ()
+
+
 @dataclass(frozen=True)
 class Written:
     """A finding with what was made of it, and the files that hold it."""
@@ -65,16 +93,20 @@ class Written:
     files: Sequence[str]
 
 
-def render_page(written: Sequence[Written], about: Mapping[str, Mapping[str, Any]]) -> str:
+def render_page(
+    written: Sequence[Written], about: Mapping[str, Mapping[str, Any]], wording: Wording | None = None
+) -> str:
     """The page.
 
     Args:
         written: The analyses, in the order of the page; one with the key ``claims`` goes to the top.
-        about: Model → the facts named in `FACTS`, ``factors`` (name → levels) and ``warnings`` (texts). What
-            a model lacks is left out.
+        about: Model, or whatever the findings' reasons and notes are by → the facts named in `FACTS`,
+            ``factors`` (name → levels) and ``warnings`` (texts). What one lacks is left out.
+        wording: What the page says beside; an experiment's report by default.
     """
+    wording = wording or Wording()
     environment = _environment()
-    sections = [_section(item, len(about)) for item in written]
+    sections = [_section(item, len(about), wording.not_possible) for item in written]
     claims = next((item for item in sections if item["key"] == CLAIMS and item["found"]), None)
     section = environment.get_template("section.html.j2")
 
@@ -85,18 +117,34 @@ def render_page(written: Sequence[Written], about: Mapping[str, Mapping[str, Any
 
     from markupsafe import Markup
 
-    return environment.get_template("page.html.j2").render(
+    html = environment.get_template("page.html.j2").render(
         version=__version__,
         css=Markup(_resource("style.css")),
-        title=_title(about),
-        lead=_lead(about),
-        models=_models(about),
-        warnings=_warnings(about),
-        headline=_headline([item.finding for item in written]),
+        title=_title(about) if wording.title is None else printable(wording.title),
+        lead=_lead(about) if wording.lead is None else printable(wording.lead),
+        models=_models(about, wording),
+        warnings=[*map(printable, wording.warnings), *_warnings(about)],
+        headline=_headline([item.finding for item in written], wording.headline),
         claims=claims,
         sections=[item for item in sections if item is not claims],
         section=render_section,
     )
+    return _reworded(html, wording)
+
+
+def _reworded(html: str, wording: Wording) -> str:
+    """Put a page's own words where the template has an experiment's; texts of findings cannot hold markup."""
+    from markupsafe import escape
+
+    here = NOT_POSSIBLE[0].lower() + NOT_POSSIBLE[1:]
+    there = str(escape(wording.not_possible[0].lower() + wording.not_possible[1:]))
+    html = html.replace(f"</a> ({here})", f"</a> ({there})")
+    if wording.footer is not None:
+        before, start, rest = html.rpartition("<footer>")
+        after = rest.partition("</footer>")[2]
+        footer = f"Written by persona-mlflow {__version__}. {printable(wording.footer)}"
+        html = f"{before}{start}\n<p>{escape(footer)}</p>\n</footer>{after}"
+    return html
 
 
 @lru_cache(maxsize=1)
@@ -138,14 +186,14 @@ def _lead(about: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def _models(about: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _models(about: Mapping[str, Mapping[str, Any]], wording: Wording) -> list[dict[str, Any]]:
     """The facts of each model; what holds for all of several stands first, and once."""
-    facts = {name: _facts(entry) for name, entry in about.items()}
+    facts = {name: _facts(entry, wording.facts) for name, entry in about.items()}
     if len(facts) < 2:
         return [{"name": printable(name), "facts": found} for name, found in facts.items()]
     first = next(iter(facts.values()))
     shared = [fact for fact in first if all(fact in found for found in facts.values())]
-    blocks = [{"name": "All models", "facts": shared}] if shared else []
+    blocks = [{"name": wording.everything, "facts": shared}] if shared else []
     for name, found in facts.items():
         own = [fact for fact in found if fact not in shared]
         if own:
@@ -153,9 +201,9 @@ def _models(about: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     return blocks
 
 
-def _facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(facts: Mapping[str, Any], headings: Mapping[str, str]) -> list[tuple[str, str]]:
     found = []
-    for key, name in FACTS.items():
+    for key, name in headings.items():
         value = facts.get(key)
         if value is None or value == "":
             continue
@@ -175,15 +223,17 @@ def _warnings(about: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return found
 
 
-def _headline(findings: Sequence[Finding]) -> Any:
+def _headline(findings: Sequence[Finding], key: str | None = HEADLINE) -> Any:
     """The table of the experiment as a whole; under each instability what chance alone would give."""
     from markupsafe import Markup
 
-    overall = next((f for f in findings if f.entry.key == HEADLINE and f.data is not None), None)
+    overall = next((f for f in findings if f.entry.key == key and f.data is not None), None)
     if overall is None:
         return None
     table = build_table(overall)
     assert overall.data is not None
+    if "model" not in overall.data.coords:
+        return Markup(to_html(table))
     models = [label(name) for name in overall.data["model"].values.tolist()]
     floors = _floors(findings)
     cells = []
@@ -240,7 +290,7 @@ def _p_value(cell: xr.Dataset) -> str:
 # --------------------------------------------------------------------------------------------- the sections
 
 
-def _section(item: Written, models: int) -> dict[str, Any]:
+def _section(item: Written, models: int, not_possible: str = NOT_POSSIBLE) -> dict[str, Any]:
     from markupsafe import Markup
 
     finding, table, figure = item.finding, item.table, item.figure
@@ -249,7 +299,7 @@ def _section(item: Written, models: int) -> dict[str, Any]:
     fold, drop = (FOLD, DROP) if figure else (FOLD_ALONE, DROP_ALONE)
     notes = [*(table.notes.items() if table else ())]
     notes += [("", text) for text in _by_model(finding.notes, models)]
-    reasons = [f"Not possible on this grid: {text}" for text in _by_model(finding.reasons, models)]
+    reasons = [f"{not_possible}: {text}" for text in _by_model(finding.reasons, models)]
     if table:
         notes += [("", text) for text in reasons]
     return {
@@ -258,7 +308,7 @@ def _section(item: Written, models: int) -> dict[str, Any]:
         "title": printable(entry.title),
         "caption": printable(entry.caption),
         "found": table is not None,
-        "reasons": reasons or ["Not possible on this grid."],
+        "reasons": reasons or [f"{not_possible}."],
         "svg": Markup(figure.inline) if figure else "",
         "tall": figure is not None and figure.height > TALL,
         "table": Markup(to_html(table)) if table and cells <= drop else "",

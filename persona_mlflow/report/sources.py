@@ -150,6 +150,32 @@ def load_predictions(source: Source, tracking_uri: str | None) -> xr.Dataset | N
         return load_best_personas(client.download_artifacts(source.run_id, f"analyses/{RESULT}", folder))
 
 
+def load_fidelity(source: Source, tracking_uri: str | None) -> xr.Dataset | None:
+    """PRISM's scores of this experiment's explaining runs, if ``persona-mlflow run --prism`` was given."""
+    import json
+    import tempfile
+
+    from persona_mlflow.fidelity import FOLDER
+    from persona_mlflow.fidelity_analysis import FIDELITY, unpack_fidelity
+    from persona_mlflow.outcomes import PLAN
+    from persona_mlflow.store import connect
+
+    if source.run_id is None:
+        folder = Path(source.where)
+        found = unpack_fidelity(folder / FOLDER / FIDELITY)
+        if found is None:
+            return None
+        # The ledger may hold a later plan by now, with other questions or runs.
+        plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        return found if found.attrs.get("spec_hash") == plan.get("spec_hash") else None
+    client = connect(tracking_uri)
+    if FIDELITY not in {Path(file.path).name for file in client.list_artifacts(source.run_id, FOLDER)}:
+        return None
+    with tempfile.TemporaryDirectory() as folder_name:
+        path = client.download_artifacts(source.run_id, f"{FOLDER}/{FIDELITY}", folder_name)
+        return unpack_fidelity(Path(path))
+
+
 def describe(source: Source, study: Study, warnings: Sequence[str]) -> dict[str, Any]:
     """What the page says of a model; see `persona_mlflow.report.page.FACTS`."""
     from persona_mlflow.summary import parent_summary

@@ -23,6 +23,9 @@ METRIC_NAMES = {
     "accuracy": "I_A accuracy instability",
     "outcome": "I_O outcome instability",
     "question": "I_Q question instability",
+    "auc": "AUC",
+    "pair_auc": "Pair-AUC",
+    "group_accuracy": "group accuracy",
 }
 """Label on the dim ``metric`` → what a reader sees."""
 
@@ -147,12 +150,24 @@ def arrange(entry: Entry, data: xr.Dataset) -> tuple[list[str], list[str]]:
 
 
 def labels(data: xr.Dataset, dims: list[str]) -> list[tuple[str, ...]]:
-    """The labels of all combinations of some dims, the last dim the fastest."""
+    """The labels of all combinations of some dims, the last dim the fastest.
+
+    A dim whose index has several levels gives as many labels, those of `level_names`.
+    """
     found: list[tuple[str, ...]] = [()]
     for dim in dims:
         values = data[dim].values.tolist() if dim in data.coords else range(data.sizes[dim])
-        found = [(*before, label(value, dim)) for before in found for value in values]
+        names = level_names(data, dim)
+        parts = [value if isinstance(value, tuple) else (value,) for value in values]
+        texts = [tuple(label(v, name) for name, v in zip(names, part, strict=True)) for part in parts]
+        found = [(*before, *text) for before in found for text in texts]
     return found
+
+
+def level_names(data: xr.Dataset, dim: str) -> list[str]:
+    """The names of a dim's labels: its own, or those of the levels of its index."""
+    names = data.indexes[dim].names if dim in data.indexes else [dim]
+    return [str(name) for name in names] if len(names) > 1 else [dim]
 
 
 def matrix(data: xr.Dataset, name: str, rows: list[str], columns: list[str]) -> np.ndarray:
@@ -201,7 +216,7 @@ def build_table(finding: Finding) -> Table:
     return Table(
         entry.key,
         printable(entry.title),
-        tuple(heading(dim) for dim in rows),
+        tuple(heading(name) for dim in rows for name in level_names(data, dim)),
         tuple(row_labels),
         tuple(column_labels),
         cells,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from persona_mlflow.errors import UserError
 from persona_mlflow.report.figures import render
 from persona_mlflow.report.formats import to_csv, to_latex, to_markdown
-from persona_mlflow.report.page import Written, render_page
+from persona_mlflow.report.page import Wording, Written, render_page
 from persona_mlflow.report.tables import build_table
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def write_report(
     about: Mapping[str, Mapping[str, Any]],
     folder: str | Path,
     *,
+    wording: Wording | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Path:
     """Write a report.
@@ -40,6 +41,7 @@ def write_report(
         findings: In the order of the page.
         about: See `persona_mlflow.report.page.render_page`.
         folder: Made if it is not there.
+        wording: What the page says beside the findings; an experiment's report by default.
         progress: Called with the title of each analysis before it is drawn.
 
     Returns:
@@ -63,7 +65,7 @@ def write_report(
             if progress is not None:
                 progress(finding.entry.title)
             written.append(_write_finding(finding, staged))
-        (staged / PAGE).write_text(render_page(written, about), encoding="utf-8", newline="\n")
+        (staged / PAGE).write_text(render_page(written, about, wording), encoding="utf-8", newline="\n")
         _publish(staged, folder, [name for item in written for name in item.files])
     finally:
         shutil.rmtree(staged, ignore_errors=True)

@@ -17,6 +17,8 @@ import pytest
 from persona_mlflow.engines.base import Completion, Decoding, Draw, Request
 from persona_mlflow.errors import UserError
 from persona_mlflow.prism.endpoint import CostCapReached, OpenAIEngine, Prices
+from persona_mlflow.prism.openai_client import ChatClient
+from persona_mlflow.prism.openai_connection import Call
 from persona_mlflow.prism.pacing import LONGEST_BACKOFF_S, Pace, backoff, retry_after
 from servers import free_port
 
@@ -475,3 +477,31 @@ def test_a_stopped_run_asks_no_further(serve: Callable[..., Server]) -> None:
     seen = len(server.asked)
     time.sleep(0.2)
     assert len(server.asked) <= seen + 1
+
+
+def test_calls_are_read_as_they_are_sent_and_an_error_in_them_keeps_what_was_answered(
+    serve: Callable[..., Server],
+) -> None:
+    server = serve(echo)
+    client = ChatClient("m", base_url=server.url, concurrency=2)
+    read: list[int] = []
+
+    def calls() -> Iterator[Call]:
+        for i in range(6):
+            if i == 5:
+                raise UserError("case 5 is empty")
+            read.append(i)
+            yield Call(i, "", f"q{i}", 1)
+
+    answered: list[Any] = []
+
+    def collect_replies() -> None:
+        for replies in client.answers(calls()):
+            answered.extend(reply.key for reply in replies)
+            assert len(read) <= len(answered) + 2  # two in flight
+
+    with pytest.raises(UserError, match="case 5 is empty"):
+        collect_replies()
+    assert sorted(answered) == [0, 1, 2, 3, 4]
+    assert client.ask(Call("x", "", "one", 1)).text == "re: one"
+    client.close()

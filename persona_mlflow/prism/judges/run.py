@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,7 @@ def judge_examples(
     output: Path | str,
     seeds: int | Sequence[int] | None = None,
     temperature: float = 0.0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> pd.DataFrame:
     """Judge examples with one method, model, temperature and set of seeds (P2 §4).
 
@@ -67,6 +68,7 @@ def judge_examples(
             and seeds.
         seeds: How many seeds, counted from 0, or which. `SEEDS` by default. Greedy judging takes the first.
         temperature: 0 is greedy; P2 samples at 0.2, 0.5, 0.8 and 1.0.
+        progress: Called with the answers on record and all answers.
 
     Returns:
         One row per example and seed, in order, with the columns id, group, positive, kind, score (in [0, 1],
@@ -85,6 +87,7 @@ def judge_examples(
     if repeated:
         raise UserError(f"judge {judge.name}: the id {repeated[0]!r} occurs more than once; ids must differ")
     chosen = _seeds(seeds, temperature)
+    watch = progress or (lambda done, all_: None)
     header: dict[str, Any] = {
         "format": FORMAT,
         "judge": dict(judge.identity()),
@@ -95,7 +98,7 @@ def judge_examples(
     if not hasattr(judge, "queries"):
         header |= {"temperature": 0.0, "seeds": chosen[:1]}
         with JudgeLog(Path(output), header) as log:
-            verdicts = _score(examples, judge, log, chosen[0])
+            verdicts = _score(examples, judge, log, chosen[0], watch)
         return _frame(examples, chosen[:1], judge, verdicts, {})
     if engine is None:
         raise UserError(f"judge {judge.name}: is a prompt to a language model; give an engine to answer it")
@@ -105,7 +108,11 @@ def judge_examples(
     queries = {(q.id, seed): q for seed in chosen for q in text_judge.queries(examples, seed)}
     with JudgeLog(Path(output), header) as log:
         replies = log.replies(queries)
-        _ask({key: q for key, q in queries.items() if key not in replies}, engine, temperature, log, replies)
+        watch(len(replies), len(queries))
+        left = {key: query for key, query in queries.items() if key not in replies}
+        for new in _ask(left, engine, temperature, log):
+            replies |= new
+            watch(len(replies), len(queries))
     verdicts = {}
     for key in ((e.case.id, seed) for seed in chosen for e in examples):
         verdicts[key] = (
@@ -239,9 +246,8 @@ def _ask(
     engine: Engine,
     temperature: float,
     log: JudgeLog,
-    replies: dict[Key, dict[str, Any]],
-) -> None:
-    """Generate what is not on record; the seeds of one prompt share it."""
+) -> Iterator[dict[Key, dict[str, Any]]]:
+    """Generate what is not on record, and yield it as it comes; the seeds of one prompt share it."""
     prompts: dict[tuple[str, str], list[Key]] = {}
     for key, query in queries.items():
         prompts.setdefault((_whole(query.system), _whole(query.user)), []).append(key)
@@ -268,7 +274,7 @@ def _ask(
             for completion in batch
         ]
         log.append(records)
-        replies.update({(r["id"], r["seed"]): r for r in records})
+        yield {(r["id"], r["seed"]): r for r in records}
 
 
 def _whole(text: str) -> str:
@@ -282,7 +288,13 @@ def _read(judge: TextJudge, query: Query, record: Mapping[str, Any]) -> Verdict:
     return judge.read(query, record["reply"], finished=record["finish_reason"] == "stop")
 
 
-def _score(examples: Sequence[Example], judge: ScoringJudge, log: JudgeLog, seed: int) -> dict[Key, Verdict]:
+def _score(
+    examples: Sequence[Example],
+    judge: ScoringJudge,
+    log: JudgeLog,
+    seed: int,
+    watch: Callable[[int, int], None],
+) -> dict[Key, Verdict]:
     """Score what is not on record, some examples at a time."""
     digests = {
         (e.case.id, seed): text_digest(e.case.profile.describe(), e.case.context, e.case.response)
@@ -303,6 +315,7 @@ def _score(examples: Sequence[Example], judge: ScoringJudge, log: JudgeLog, seed
             ]
         )
         verdicts |= scored
+        watch(len(verdicts), len(examples))
     return verdicts
 
 

@@ -1,0 +1,17 @@
+"""``persona-mlflow prism``: does the text fit the persona?"""
+
+from __future__ import annotations
+
+import click
+
+from persona_mlflow.cli.prism_bench import bench
+from persona_mlflow.cli.prism_score import score
+
+
+@click.group()
+def prism() -> None:
+    """Measure whether responses fit a persona (PRISM), and judges of it on benchmarks."""
+
+
+for command in (score, bench):
+    prism.add_command(command)
