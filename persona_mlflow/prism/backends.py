@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from persona_mlflow.catalog import load_catalogue
 from persona_mlflow.errors import UserError
@@ -73,31 +73,11 @@ class Backends:
         Raises:
             UserError: It cannot be loaded, or gives no log-probabilities.
         """
-        spec = self._spec
+        from persona_mlflow.prism.evaluators import load_evaluator
+
         if reference.startswith(ENDPOINT):
-            from persona_mlflow.prism.evaluators import load_evaluator
-
-            end = spec.endpoint
-            return load_evaluator(
-                reference,
-                base_url=end.base_url,
-                api_key_env=end.api_key_env,
-                concurrency=end.concurrency,
-                requests_per_minute=end.requests_per_minute,
-                prices=self._prices(),
-                cost_cap=end.cost_cap,
-                votes=end.votes,
-            )
-        from persona_mlflow.prism.hf_evaluator import HFEvaluator
-
-        loaded = self._load(reference)
-        return HFEvaluator(
-            loaded.model,
-            loaded.tokenizer,
-            name=self.name(reference),
-            details=_details(loaded),
-            batch_size=spec.engine.batch_size,
-        )
+            return load_evaluator(reference, votes=self._spec.endpoint.votes, **self._endpoint())
+        return load_evaluator(self._load(reference), batch_size=self._batch_size)
 
     def judge(self, plan: MethodPlan) -> TextJudge | ScoringJudge:
         """The judge of a method run."""
@@ -121,37 +101,11 @@ class Backends:
 
     def engine(self, reference: str, judge: TextJudge) -> Engine:
         """What answers a judge's prompts."""
-        from persona_mlflow.prism.judges import judge_decoding
+        from persona_mlflow.prism.endpoint import load_judge_engine
 
-        spec = self._spec
-        decoding = judge_decoding(judge)
         if reference.startswith(ENDPOINT):
-            from persona_mlflow.prism.endpoint import OpenAIEngine
-
-            end = spec.endpoint
-            default = end.api_key_env == "OPENAI_API_KEY"
-            return OpenAIEngine(
-                reference.removeprefix(ENDPOINT),
-                base_url=end.base_url,
-                key_variable=None if default else end.api_key_env,
-                decoding=decoding,
-                concurrency=end.concurrency,
-                requests_per_minute=end.requests_per_minute,
-                prices=self._prices(),
-                cost_cap=end.cost_cap,
-            )
-        from persona_mlflow.engines.hf import HFEngine
-
-        loaded = self._load(reference)
-        return HFEngine(
-            loaded.model,
-            loaded.tokenizer,
-            decoding,
-            name=self.name(reference),
-            details=_details(loaded),
-            batch_size=spec.engine.batch_size,
-            deterministic=spec.engine.deterministic,
-        )
+            return load_judge_engine(reference, judge, **self._endpoint())
+        return load_judge_engine(self._load(reference), judge, batch_size=self._batch_size)
 
     def close(self) -> None:
         """Free the model that is loaded."""
@@ -161,32 +115,38 @@ class Backends:
             self._loaded, self._reference = None, ""
             free_memory()
 
+    @property
+    def _batch_size(self) -> int | Literal["auto"]:
+        return 1 if self._spec.engine.deterministic else self._spec.engine.batch_size
+
+    def _endpoint(self) -> dict[str, Any]:
+        from persona_mlflow.prism.pacing import Prices
+
+        found = self._spec.endpoint
+        prices = None
+        if found.price_prompt is not None or found.price_completion is not None:
+            prices = Prices(found.price_prompt or 0.0, found.price_completion or 0.0)
+        return {
+            "base_url": found.base_url,
+            "api_key_env": found.api_key_env,
+            "concurrency": found.concurrency,
+            "requests_per_minute": found.requests_per_minute,
+            "prices": prices,
+            "cost_cap": found.cost_cap,
+        }
+
     def _load(self, reference: str) -> Loaded:
         if self._loaded is None or self._reference != reference:
-            from persona_mlflow.engines.models import load_model
+            from persona_mlflow.prism.evaluators import load_local
 
             self.close()
-            model = self._catalogue.model(reference)
             settings = self._spec.engine
-            self._say(f"Loading {model.id} …")
-            self._loaded = load_model(
-                model.id,
+            self._say(f"Loading {self._catalogue.model(reference).id} …")
+            self._loaded = load_local(
+                reference,
                 dtype="float32" if settings.deterministic else settings.dtype,
                 quantization=settings.quantization,
                 device=settings.device,
-                revision=model.revision,
             )
             self._reference = reference
         return self._loaded
-
-    def _prices(self) -> Any:
-        from persona_mlflow.prism.endpoint import Prices
-
-        end = self._spec.endpoint
-        if end.price_prompt is None and end.price_completion is None:
-            return None
-        return Prices(end.price_prompt or 0.0, end.price_completion or 0.0)
-
-
-def _details(loaded: Loaded) -> dict[str, str | int | float | bool]:
-    return {"revision": loaded.revision, "quantization": loaded.quantization}

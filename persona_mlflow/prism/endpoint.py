@@ -28,7 +28,7 @@ class OpenAIEngine:
     Args:
         model: The model's name at the endpoint.
         base_url: The endpoint, e.g. ``http://127.0.0.1:8000/v1``; None is OpenAI's.
-        key_variable: Environment variable with the key; ``OPENAI_API_KEY`` by default, which a `base_url` may
+        api_key_env: Environment variable with the key; ``OPENAI_API_KEY`` by default, which a `base_url` may
             do without.
         decoding: How to draw. `Decoding.top_k` is sent only where it is not 0, as OpenAI's own models refuse
             it. By default the whole distribution, up to 1,000 tokens.
@@ -48,16 +48,14 @@ class OpenAIEngine:
         model: str,
         *,
         base_url: str | None = None,
-        key_variable: str | None = None,
+        api_key_env: str = KEY_VARIABLE,
         decoding: Decoding | None = None,
         extra_body: Mapping[str, Any] | None = None,
         **client: Any,
     ) -> None:
         self.model = model
         self.decoding = decoding or Decoding(top_k=0)
-        self._client = ChatClient(
-            model, base_url=base_url, api_key_env=key_variable or KEY_VARIABLE, **client
-        )
+        self._client = ChatClient(model, base_url=base_url, api_key_env=api_key_env, **client)
         self.usage: Usage = self._client.usage
         top_k = {"top_k": self.decoding.top_k} if self.decoding.top_k else {}
         self._fields = {"top_p": float(self.decoding.top_p), **top_k, **(extra_body or {})}
@@ -166,7 +164,7 @@ def load_judge_engine(
                 name,
                 base_url=base_url,
                 decoding=decoding,
-                key_variable=api_key_env,
+                api_key_env=api_key_env,
                 concurrency=concurrency,
                 requests_per_minute=requests_per_minute,
                 prices=prices,

@@ -432,7 +432,7 @@ def test_the_key_is_never_shown(
     monkeypatch.setenv("MY_KEY", "another-secret-value")
     caplog.set_level(logging.DEBUG)
     server = serve(echo)
-    made = engine(server, key_variable="MY_KEY")
+    made = engine(server, api_key_env="MY_KEY")
     made.check(requests(1))
     run(made, requests(1))
     assert server.keys == ["Bearer another-secret-value"]
@@ -445,7 +445,7 @@ def test_the_key_is_never_shown(
     ("settings", "message"),
     [
         (
-            {"key_variable": "NOT_SET_ANYWHERE", "base_url": "http://127.0.0.1:1/v1"},
+            {"api_key_env": "NOT_SET_ANYWHERE", "base_url": "http://127.0.0.1:1/v1"},
             "NOT_SET_ANYWHERE.*not set",
         ),
         ({"base_url": "127.0.0.1:8000"}, "is no address"),

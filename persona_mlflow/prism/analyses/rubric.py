@@ -48,7 +48,7 @@ def difference(first: Measured, second: Measured) -> dict[str, Any]:
     """The first less the second, whose draws are of the same groups: value, low, high, reason by metric."""
     out = undefined("")
     out["value"] = first.value - second.value
-    gaps = first.sampled - second.sampled[::-1]
+    gaps = first.sampled - second.sampled
     for i, metric in enumerate(METRICS):
         if np.isnan(out["value"][i]):
             out["reason"][i] = next(m.reasons[metric] for m in (first, second) if np.isnan(m.value[i]))
