@@ -11,10 +11,11 @@ import click
 
 from persona_mlflow import __version__
 from persona_mlflow.cli.catalogue import personas, questions
+from persona_mlflow.cli.plan import plan
 from persona_mlflow.cli.predict import predict
 from persona_mlflow.cli.prism import prism
 from persona_mlflow.cli.report import report
-from persona_mlflow.cli.run import plan, run
+from persona_mlflow.cli.run import run
 from persona_mlflow.cli.summarize import summarize
 from persona_mlflow.errors import UserError
 

@@ -88,16 +88,17 @@ def bench(
     Prints AUC, Pair-AUC and group accuracy with 95 % intervals. The same command goes on where an
     interrupted one stopped.
     """
-    from persona_mlflow.cli.run import _interruptible, _refuse_several_processes
+    from persona_mlflow.cli.interruption import interruptible
+    from persona_mlflow.cli.run import refuse_several_processes
     from persona_mlflow.store import check_reachable, resolve_tracking_uri
 
-    _refuse_several_processes()
+    refuse_several_processes()
     check_draws("--draws", draws)
     spec = read_bench_spec(experiment, options)
     check_reachable(resolve_tracking_uri(tracking_uri))
     benchmark = load(spec)
     folder = output or Path("outputs") / spec.title
-    with _interruptible(folder, tracking_uri):
+    with interruptible(folder, tracking_uri):
         runs, metrics, parent = _bench(
             spec, benchmark, folder, experiment_name or spec.title, tracking_uri, draws, quiet=as_json
         )

@@ -641,7 +641,7 @@ def test_benchmarks_of_one_name_are_told_apart() -> None:
         "big5-easy · 4 groups",
         "big5-easy · 5 groups",
     )
-    assert Collection([judge(examples(4), 0), same]).benchmarks == ("big5-easy · f1", "big5-easy · abcdefgh")
+    assert Collection([judge(examples(4), 0), same]).benchmarks == ("big5-easy · abcdefgh", "big5-easy · f1")
 
 
 def test_every_analysis_has_a_key_of_its_own_and_a_finding() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -107,7 +107,7 @@ class Collection:
         for key in keys:
             if keys.count(key) > 1:
                 raise UserError(f"{' · '.join(key)}: two method runs of this name; leave one out")
-        self.entrants: tuple[Entrant, ...] = tuple(sorted(entrants, key=_order(entrants)))
+        self.entrants: tuple[Entrant, ...] = tuple(sorted(entrants, key=_order))
         self._measured: dict[tuple[int, str], Measured] = {}
 
     @cached_property
@@ -226,19 +226,13 @@ def _aligned(run: MethodRun, first: MethodRun) -> MethodRun:
     return replace(run, frame=frame.reset_index(drop=True))
 
 
-def _order(entrants: Sequence[Entrant]) -> Callable[[Entrant], tuple[Any, ...]]:
-    benchmarks = list(dict.fromkeys(entrant.benchmark for entrant in entrants))
-    # Judges that are a model of their own come after the models that any method can use.
-    evaluators = [e.evaluator for e in sorted(entrants, key=lambda entrant: entrant.own_model)]
-    evaluators = list(dict.fromkeys(evaluators))
-
-    def key(entrant: Entrant) -> tuple[Any, ...]:
-        run = entrant.run
-        known = BENCHMARKS.index(run.benchmark) if run.benchmark in BENCHMARKS else len(BENCHMARKS)
-        method = METHODS.index(run.method) if run.method in METHODS else len(METHODS)
-        return (
-            *(known, benchmarks.index(entrant.benchmark), evaluators.index(entrant.evaluator)),
-            *(method, entrant.base, run.temperature, run.points or 0),
-        )
-
-    return key
+def _order(entrant: Entrant) -> tuple[Any, ...]:
+    """Sorts runs alike wherever they come from; judges of their own model come after what all models do."""
+    run = entrant.run
+    known = BENCHMARKS.index(run.benchmark) if run.benchmark in BENCHMARKS else len(BENCHMARKS)
+    method = METHODS.index(run.method) if run.method in METHODS else len(METHODS)
+    own = method if entrant.own_model else 0
+    return (
+        *(known, entrant.benchmark, entrant.own_model, own, entrant.evaluator.casefold(), entrant.evaluator),
+        *(method, entrant.base, run.temperature, run.points or 0),
+    )
