@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from persona_mlflow.cli.prism_bench import bench
+from persona_mlflow.cli.prism_report import report
 from persona_mlflow.cli.prism_score import score
 
 
@@ -13,5 +14,5 @@ def prism() -> None:
     """Measure whether responses fit a persona (PRISM), and judges of it on benchmarks."""
 
 
-for command in (score, bench):
+for command in (score, bench, report):
     prism.add_command(command)

@@ -56,6 +56,10 @@ FACTS = {
 
 
 NOT_POSSIBLE = "Not possible on this grid"
+FOOTER = (
+    "I_A, I_O and I_Q are the accuracy, outcome and question instability of “Persona Non Grata” (P1, arXiv "
+    "2607.00937); 0 is stable. Delta is baseline − new: positive is more stable."
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class Wording:
     everything: str = "All models"
     headline: str | None = HEADLINE
     not_possible: str = NOT_POSSIBLE
-    footer: str | None = None
+    footer: str = FOOTER
     warnings: Sequence[str] = ()
 
 
@@ -117,7 +121,7 @@ def render_page(
 
     from markupsafe import Markup
 
-    html = environment.get_template("page.html.j2").render(
+    return environment.get_template("page.html.j2").render(
         version=__version__,
         css=Markup(_resource("style.css")),
         title=_title(about) if wording.title is None else printable(wording.title),
@@ -128,23 +132,9 @@ def render_page(
         claims=claims,
         sections=[item for item in sections if item is not claims],
         section=render_section,
+        not_possible=wording.not_possible[0].lower() + wording.not_possible[1:],
+        footer=printable(wording.footer),
     )
-    return _reworded(html, wording)
-
-
-def _reworded(html: str, wording: Wording) -> str:
-    """Put a page's own words where the template has an experiment's; texts of findings cannot hold markup."""
-    from markupsafe import escape
-
-    here = NOT_POSSIBLE[0].lower() + NOT_POSSIBLE[1:]
-    there = str(escape(wording.not_possible[0].lower() + wording.not_possible[1:]))
-    html = html.replace(f"</a> ({here})", f"</a> ({there})")
-    if wording.footer is not None:
-        before, start, rest = html.rpartition("<footer>")
-        after = rest.partition("</footer>")[2]
-        footer = f"Written by persona-mlflow {__version__}. {printable(wording.footer)}"
-        html = f"{before}{start}\n<p>{escape(footer)}</p>\n</footer>{after}"
-    return html
 
 
 @lru_cache(maxsize=1)
@@ -233,7 +223,7 @@ def _headline(findings: Sequence[Finding], key: str | None = HEADLINE) -> Any:
     table = build_table(overall)
     assert overall.data is not None
     if "model" not in overall.data.coords:
-        return Markup(to_html(table))
+        return Markup(to_html(table)) + _notes(table)
     models = [label(name) for name in overall.data["model"].values.tolist()]
     floors = _floors(findings)
     cells = []
@@ -246,6 +236,15 @@ def _headline(findings: Sequence[Finding], key: str | None = HEADLINE) -> Any:
             )
         )
     return Markup(to_html(replace(table, cells=tuple(cells))))
+
+
+def _notes(table: Table) -> Any:
+    """The notes below a table that stands by itself."""
+    from markupsafe import Markup
+
+    item = Markup("<li><sup>{}</sup> {}</li>")
+    items = Markup("").join(item.format(letter, text) for letter, text in table.notes.items())
+    return Markup('<ul class="notes">{}</ul>').format(items) if items else Markup("")
 
 
 def _metric(labels: Sequence[str]) -> str:

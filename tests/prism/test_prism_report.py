@@ -18,8 +18,6 @@ from bench_parts import save_judging_model, write_big5
 from mlflow import MlflowClient
 
 from experiments import call
-from persona_mlflow.cli.prism import prism as group
-from persona_mlflow.cli.prism_report import report
 from persona_mlflow.errors import UserError
 from persona_mlflow.prism.analyses import Collection, run_analyses
 from persona_mlflow.prism.analyses.catalogue import CATALOGUE
@@ -30,9 +28,6 @@ from persona_mlflow.prism.results import FACTS, SCORES, MethodRun
 from persona_mlflow.report import write_report
 from persona_mlflow.report.write import report_files
 from persona_mlflow.store import CELL, PARENT_RUN, ROLE
-
-if "report" not in group.commands:
-    group.add_command(report)
 
 FAST = ("--draws", "25")
 

@@ -1,4 +1,4 @@
-"""How much the metrics hang on the evaluator (P2 Fig. 4, 12)."""
+"""How much the metrics depend on the evaluator (P2 Fig. 4, 12)."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ CATALOGUE: tuple[Analysis, ...] = (
         backbone.by_evaluator,
         key="backbones",
         reference="P2 Fig. 4, 12",
-        title="Does it hang on the evaluator?",
+        title="Does it depend on the evaluator?",
         caption=f"The methods of the main table with each evaluator. {_BRACKETS}",
         rows=("run", "metric"),
         columns=("evaluator",),
@@ -89,8 +89,8 @@ CATALOGUE: tuple[Analysis, ...] = (
         title="How far the evaluators lie apart",
         caption=(
             "The highest metric less the lowest over the evaluators, their mean and standard deviation "
-            "(n − 1), and which evaluators they are. The groups are drawn alike for all evaluators; chance "
-            "alone makes a range larger than 0, so its interval lies high."
+            "(n − 1), and which evaluators they are. The groups are drawn alike for all evaluators. Chance "
+            "alone makes a range larger, so its interval lies high, and can lie above the range itself."
         ),
         rows=("run",),
         columns=("metric",),
@@ -102,7 +102,7 @@ CATALOGUE: tuple[Analysis, ...] = (
         rubric.by_points,
         key="rubrics",
         reference="P2 Fig. 5, 13",
-        title="Does it hang on the rubric?",
+        title="Does it depend on the rubric?",
         caption=f"Direct judging with a rubric of 5 and of 7 points. {_BRACKETS}",
         rows=("run", "metric"),
         columns=("points",),
@@ -165,7 +165,7 @@ CATALOGUE: tuple[Analysis, ...] = (
         temperature.by_temperature,
         key="temperatures",
         reference="P2 Fig. 16–18",
-        title="Does it hang on the temperature?",
+        title="Does it depend on the temperature?",
         caption=(
             "Direct judging at each temperature; greedy judging is 0. A metric is computed for each seed, "
             "and their mean and standard deviation (n − 1) are shown. Brackets hold bootstrap intervals over "

@@ -1,4 +1,4 @@
-"""How much the metrics of direct judging hang on the rubric (P2 Fig. 5, 13)."""
+"""How much the metrics of direct judging depend on the rubric (P2 Fig. 5, 13)."""
 
 from __future__ import annotations
 

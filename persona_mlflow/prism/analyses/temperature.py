@@ -1,4 +1,4 @@
-"""How much the metrics of direct judging hang on the temperature (P2 Fig. 16–18)."""
+"""How much the metrics of direct judging depend on the temperature (P2 Fig. 16–18)."""
 
 from __future__ import annotations
 
