@@ -1,4 +1,4 @@
-"""What the tests of benchmark runs share: a small BIG5-CHAT file, and a model that gives letters and ratings."""
+"""What the tests of benchmark runs share: a small BIG5-CHAT file, and a model of letters and ratings."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def test_an_analysis_that_no_benchmark_allows_is_on_the_page_with_its_reason(tmp
     findings = run_analyses(collection)
     target = write_report(findings, {"big5-easy": {}}, tmp_path, wording=_wording(collection, findings, ()))
     text = parse(target).text
-    assert "Does it hang on the temperature? (not possible with these runs)" in text
+    assert "Does it depend on the temperature? (not possible with these runs)" in text
     assert "Not possible with these runs: no direct judge was run at two temperatures" in text
     assert "this grid" not in text
 
