@@ -106,11 +106,32 @@ def bench(
         click.echo(_document(benchmark, runs, metrics, folder, parent))
         return
     _print(benchmark, runs, metrics)
-    from persona_mlflow import ui
+    click.echo(f"\nScores and replies: {folder}")
+    _print_where_to_look(tracking_uri, benchmark, parent, folder)
 
-    click.echo(f"\nScores and replies: {folder}\nOpen the results:")
-    click.echo(f"  {ui.ui_command(resolve_tracking_uri(tracking_uri))}")
-    click.echo(f"  persona-mlflow prism report {folder}")
+
+def _print_where_to_look(tracking_uri: str | None, benchmark: Benchmark, parent: str, folder: Path) -> None:
+    import shlex
+
+    from persona_mlflow import ui
+    from persona_mlflow.prism.ranking import METRICS
+    from persona_mlflow.store import connect, resolve_tracking_uri
+
+    client, uri = connect(tracking_uri), resolve_tracking_uri(tracking_uri)
+    experiment_id = client.get_run(parent).info.experiment_id
+    key = ui.apply_shared_view(
+        client,
+        experiment_id,
+        params=["evaluator", "method", "points", "temperature"],
+        metrics=[*METRICS, "unscored_rate", "label_mass"],
+        parent_run_ids=[parent],
+        name=f"PRISM: {benchmark.name}",
+    )
+    click.echo("Open the results:")
+    click.echo(f"  {ui.ui_command(uri)}")
+    click.echo(f"  {ui.runs_url(ui.ui_base_url(uri), experiment_id, key)}")
+    click.echo("Every table and figure:")
+    click.echo(f"  persona-mlflow prism report {shlex.quote(str(folder))}")
 
 
 def read_bench_spec(experiment: str | None, options: Mapping[str, Any]) -> BenchSpec:
