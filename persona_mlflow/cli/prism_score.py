@@ -148,7 +148,8 @@ def _print(cases: Sequence[Case], frame: pd.DataFrame) -> None:
     table = Table(header_style="bold", show_edge=False, pad_edge=False)
     table.add_column("case", overflow="fold", max_width=16)
     table.add_column("profile", overflow="fold")
-    for name in ("S", *(d.replace("_", "\n") for d in DIMENSIONS), "label\nmass"):
+    # The dimensions by their last words: task framing, interpersonal stance, linguistic style.
+    for name in ("S", *(dimension.rpartition("_")[2] for dimension in DIMENSIONS), "mass"):
         table.add_column(name, justify="right", no_wrap=True)
     notes = []
     for record in _records(frame):
