@@ -7,6 +7,7 @@ import click
 from persona_mlflow.cli.prism_bench import bench
 from persona_mlflow.cli.prism_report import report
 from persona_mlflow.cli.prism_score import score
+from persona_mlflow.cli.prism_validate import sheets, validate
 
 
 @click.group()
@@ -14,5 +15,5 @@ def prism() -> None:
     """Measure whether responses fit a persona (PRISM), and judges of it on benchmarks."""
 
 
-for command in (score, bench, report):
+for command in (score, bench, report, sheets, validate):
     prism.add_command(command)

@@ -180,6 +180,7 @@ class Bench:
     # ------------------------------------------------------------------------------------------ methods
 
     def _prism(self, plan: MethodPlan, blank: MethodRun, folder: Path) -> MethodRun:
+        from persona_mlflow.prism.dimensions import load_dimensions
         from persona_mlflow.prism.scoring import score_cases
 
         evaluator = self.backends.evaluator(plan.evaluator)
@@ -197,6 +198,7 @@ class Bench:
         write_atomically(folder / PROBABILITIES, buffer.getvalue())
         facts: dict[str, Any] = {
             "model": dict(evaluator.describe()),
+            "wording": load_dimensions().fingerprint,
             "cut_off": int(scores["cut_off"].sum()),
             "unscored_prompts": int((scores["reason"] != "").sum()),
         }

@@ -1,7 +1,7 @@
 """Krippendorff's α: agreement between observers, with missing values (Krippendorff 2011).
 
-α = 1 − observed / expected disagreement, both from the coincidence matrix. Where everything that can be paired
-is one value, both are 0 and α is undefined; here it is ``None`` with the reason, never NaN and never 1.
+α = 1 − observed / expected disagreement, both from the coincidence matrix. Where all values that can be
+paired are the same, both are 0 and α is undefined: it is ``None`` with the reason, never NaN and never 1.
 """
 
 from __future__ import annotations
