@@ -62,14 +62,14 @@ def report(
     """
     import json
 
-    from persona_mlflow.cli.report import _end_on_sigterm, _log, _say
+    from persona_mlflow.cli.report import end_on_sigterm, log_report, to_stderr
     from persona_mlflow.prism.analyses import Collection, run_analyses
     from persona_mlflow.prism.report_sources import describe, find_collections
     from persona_mlflow.report.write import check_output, report_files, write_report
 
     check_draws("--draws", draws)
-    _end_on_sigterm()
-    say: Callable[[str], None] = (lambda text: None) if as_json else _say
+    end_on_sigterm()
+    say: Callable[[str], None] = (lambda text: None) if as_json else to_stderr
     if output is not None:
         check_output(output)
     say("Reading …")
@@ -86,7 +86,7 @@ def report(
     logged = bool(collected.parents) and not no_log
     if logged:
         say(f"Logging on {len(collected.parents)} benchmark run{'s' if len(collected.parents) > 1 else ''} …")
-        _log(page, list(collected.parents), tracking_uri)
+        log_report(page, list(collected.parents), tracking_uri)
     if not as_json:
         click.echo(str(page))
         return

@@ -71,8 +71,8 @@ def report(
 
     check_draws("--draws", draws)
     check_draws("--permutations", permutations)
-    _end_on_sigterm()
-    say = (lambda text: None) if as_json else _say
+    end_on_sigterm()
+    say = (lambda text: None) if as_json else to_stderr
     sources = find_sources(parents, tracking_uri)
     folder = output or _default_output(sources)
     check_output(folder)
@@ -82,7 +82,7 @@ def report(
     run_ids = [source.run_id for source in sources.values() if source.run_id is not None]
     if run_ids and not no_log:
         say(f"Logging on {len(run_ids)} parent run{'s' if len(run_ids) > 1 else ''} …")
-        _log(page, run_ids, tracking_uri)
+        log_report(page, run_ids, tracking_uri)
     if not as_json:
         click.echo(str(page))
         return
@@ -137,7 +137,7 @@ def _default_output(sources: Mapping[str, Source]) -> Path:
     return Path("reports") / (re.sub(r"[^\w.-]+", "-", name).strip("-.") or "report")
 
 
-def _log(page: Path, run_ids: list[str], tracking_uri: str | None) -> None:
+def log_report(page: Path, run_ids: list[str], tracking_uri: str | None) -> None:
     """Log the report's files, and nothing else that lies in its folder."""
     import shutil
     import tempfile
@@ -163,11 +163,12 @@ def _log(page: Path, run_ids: list[str], tracking_uri: str | None) -> None:
                 ) from error
 
 
-def _say(text: str) -> None:
+def to_stderr(text: str) -> None:
+    """Say it where it is not taken for the result."""
     click.echo(text, err=True)
 
 
-def _end_on_sigterm() -> None:
+def end_on_sigterm() -> None:
     """Let SIGTERM unwind like Ctrl-C, so that no half report stays behind."""
 
     def on_signal(number: int, frame: object) -> None:
