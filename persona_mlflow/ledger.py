@@ -122,7 +122,7 @@ class Ledger:
         return CellLog(self.cells / cell.slug, cell, self.parts, process)
 
     def drop_empty_parts(self) -> None:
-        """Remove the folders of parts that hold nothing any more."""
+        """Remove the folders of several processes' parts that hold nothing any more."""
         for folder in (*_folders(self.parts), self.parts):
             with suppress(OSError):  # it is not empty, or was never made
                 folder.rmdir()

@@ -138,6 +138,7 @@ class Sweep:
                 if self.team is not None and self.engine is not None:
                     self.team.start(self.engine.describe())
                 self._work(tracker, logs, finished)
+                self.ledger.drop_empty_parts()
                 summary = self._finish(tracker)
             else:
                 self.progress.message("Every answer is on record and logged already.")
@@ -292,7 +293,6 @@ class Sweep:
             team.finish(claim)
             look()
         count(draws - self.generated)  # what a process that died did not come to tell
-        self.ledger.drop_empty_parts()
         team.end()
 
     # ------------------------------------------------------------------------------------------ the runs

@@ -124,7 +124,7 @@ def _sweep(
 
     from persona_mlflow.cli.progress import CountProgress, TerminalProgress
     from persona_mlflow.distributed.place import share_gpus, started_helpers
-    from persona_mlflow.distributed.team import Team
+    from persona_mlflow.distributed.team import Team, forget_team
     from persona_mlflow.engines.load import load_plan_engine
     from persona_mlflow.fidelity import Fidelity, explaining_cells
     from persona_mlflow.ledger import Ledger
@@ -143,6 +143,8 @@ def _sweep(
         started_helpers(place, others, environment),
         ExitStack() as watching,
     ):
+        if team is None:
+            forget_team(folder)
         progress = watching.enter_context(TerminalProgress(quiet=quiet))
 
         def watch_scoring() -> CountProgress:

@@ -107,7 +107,7 @@ class Team(_Member):
             return
         self.presence.stop()
         if error is None:
-            shutil.rmtree(self.root, ignore_errors=True)
+            forget_team(self.root.parent)
             return
         with suppress(OSError):  # such as a full disk: the others see that this process is gone
             if isinstance(error, Exception):
@@ -117,7 +117,7 @@ class Team(_Member):
 
     def begin(self, units: Sequence[Unit]) -> None:
         """Write the queue, and let the others claim from it; the first claim is this process's own."""
-        shutil.rmtree(self.root, ignore_errors=True)  # an earlier call's
+        forget_team(self.root.parent)
         session = uuid.uuid4().hex[:8]
         (self.root / session).mkdir(parents=True)
         self._join(session, units)
@@ -186,6 +186,11 @@ class Team(_Member):
             **facts,
         }
         write_atomically(self.root / SESSION, json.dumps(content).encode())
+
+
+def forget_team(root: Path) -> None:
+    """Remove what the processes of an earlier call told each other; the caller holds the ledger's lock."""
+    shutil.rmtree(root / FOLDER, ignore_errors=True)
 
 
 class Helper(_Member):
