@@ -136,17 +136,17 @@ def compare(arguments: argparse.Namespace) -> list[str]:
 def report(arguments: argparse.Namespace, found: dict[int, list[Measured]]) -> list[str]:
     one, many = found[1], found[arguments.processes]
     answers = len(one[0].answers)
-    same = min(
-        sum(a.answers[key] == text for key, text in b.answers.items()) for a, b in zip(one, many, strict=True)
-    )
-    ratios = [a.run / b.run for a, b in zip(one, many, strict=True)]
+    pairs = list(zip(one, many, strict=True))
+    same = min(sum(a.answers[key] == text for key, text in b.answers.items()) for a, b in pairs)
+    settings = answers // arguments.personas // arguments.questions
+    ratios = [a.run / b.run for a, b in pairs]
     lines = [
         f"### {date.today()}: {arguments.model}, {platform.machine()}, a core for each process",
         "",
-        f"{answers:,} answers: {arguments.personas} personas × "
-        f"{answers // arguments.personas // arguments.questions} settings × {arguments.questions} questions, at "
-        f"most {arguments.new_tokens} tokens, batch size {arguments.batch_size}; medians of "
-        f"{arguments.repeats}, taken in turns. {same:,} answers are the same, letter by letter. "
+        f"{answers:,} answers: {arguments.personas} personas × {settings} settings × "
+        f"{arguments.questions} questions, at most {arguments.new_tokens} tokens, batch "
+        f"size {arguments.batch_size}; medians of {arguments.repeats}, taken in turns. {same:,} answers are "
+        "the same, letter by letter. "
         f"Load of the machine at the end: {os.getloadavg()[0]:.1f}. Python {platform.python_version()}.",
         "",
         "| processes | seconds of the run | answers/s | spread of seconds | seconds of the command |",
@@ -154,11 +154,9 @@ def report(arguments: argparse.Namespace, found: dict[int, list[Measured]]) -> l
     ]
     for processes, measured in found.items():
         seconds = [m.run for m in measured]
-        median = statistics.median(seconds)
-        lines.append(
-            f"| {processes} | {median:.1f} | {answers / median:.2f} | {min(seconds):.1f}–{max(seconds):.1f} | "
-            f"{statistics.median(m.command for m in measured):.1f} |"
-        )
+        median, spread = statistics.median(seconds), f"{min(seconds):.1f}–{max(seconds):.1f}"
+        command = statistics.median(m.command for m in measured)
+        lines.append(f"| {processes} | {median:.1f} | {answers / median:.2f} | {spread} | {command:.1f} |")
     lines += [
         "",
         f"**{statistics.median(ratios):.2f}×** one process; the repeats gave "

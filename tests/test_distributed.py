@@ -179,7 +179,7 @@ def test_M11_a_signal_to_the_main_process_ends_all_and_two_go_on_from_what_is_th
     assert main.returncode == 143
     assert "Traceback" not in errors
     assert "To go on: persona-mlflow run" in errors
-    assert other.wait(60) == 143
+    assert other.wait(60) in (143, 0), "0: it was through with its share already"
     assert other.communicate()[1] == ""
     assert parent_of(all_runs()).info.status == "KILLED"
     main, other = start_rank(folder, 0), start_rank(folder, 1)

@@ -125,14 +125,14 @@ def _asked_of_accelerate() -> Place | None:
 def leave_group(place: Place) -> None:
     """Hide the launcher's variables from the libraries, which would form a process group of them.
 
-    A process group waits for all of its members, and fails when one does.
+    A process group waits for all of its members, and fails when one does; even a group of one takes an
+    address.
     """
-    if place.world > 1:
-        for name in (*_GROUP, *(name for names in _NAMES.values() for name in names)):
-            os.environ.pop(name, None)
-        if not place.is_main:
-            # The run of `mlflow run` is the main process's parent run.
-            os.environ.pop("MLFLOW_RUN_ID", None)
+    for name in (*_GROUP, *(name for names in _NAMES.values() for name in names)):
+        os.environ.pop(name, None)
+    if not place.is_main:
+        # The run of `mlflow run` is the main process's parent run.
+        os.environ.pop("MLFLOW_RUN_ID", None)
 
 
 def share_threads(place: Place) -> None:
