@@ -7,6 +7,10 @@ A ledger is a folder. Each cell (persona × setting) has one file at a time in i
 - once every planned question is answered, ``cells/<slug>.parquet``: the same rows, parsed and compressed,
   written beside and moved into place in one step.
 
+Where several processes share the work, no two write to one file: what a process adds to a cell is
+``parts/<process>/<slug>.jsonl``, of the same form, and is read as part of the cell, in this call or a later
+one. Finishing the cell takes the parts up.
+
 A cell's name carries the hash of everything that shapes its draws, and its file carries that in clear text,
 so rows of another model, template, temperature or seed are never read as this cell's.
 """
@@ -18,7 +22,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +75,7 @@ class Ledger:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.cells = root / "cells"
+        self.parts = root / "parts"
         header = root / "ledger.json"
         try:
             self.cells.mkdir(parents=True, exist_ok=True)
@@ -106,28 +111,59 @@ class Ledger:
         finally:
             lock.release()
 
-    def open(self, cell: Cell) -> CellLog:
-        """The log of one cell; nothing is created until a row is appended."""
-        return CellLog(self.cells / cell.slug, cell)
+    def open(self, cell: Cell, process: str | None = None) -> CellLog:
+        """The log of one cell; nothing is created until a row is appended.
+
+        Args:
+            cell: The cell.
+            process: The name of one process among several, whose own part takes what is appended; without,
+                this process alone is at work here.
+        """
+        return CellLog(self.cells / cell.slug, cell, self.parts, process)
+
+    def drop_empty_parts(self) -> None:
+        """Remove the folders of several processes' parts that hold nothing any more."""
+        for folder in (*_folders(self.parts), self.parts):
+            with suppress(OSError):  # it is not empty, or was never made
+                folder.rmdir()
 
 
 class CellLog:
-    """The record of one cell's draws; see the module's text for its two states."""
+    """The record of one cell's draws; see the module's text for its states."""
 
-    def __init__(self, stem: Path, cell: Cell) -> None:
+    def __init__(self, stem: Path, cell: Cell, parts: Path, process: str | None = None) -> None:
         self.parquet = stem.with_name(stem.name + ".parquet")
         self.jsonl = stem.with_name(stem.name + ".jsonl")
         self.cell = cell
+        self._parts = parts
+        self._alone = process is None
+        self._own = parts / process / self.jsonl.name if process else self.jsonl
 
     def is_finished(self, fingerprint: str) -> bool:
         """Whether the compact file holds the question set of this fingerprint; reads its footer only."""
         return self._metadata().get("questions") == fingerprint
 
-    def rows(self) -> dict[str, Row]:
-        """Every draw on record, by question id. Drops a torn last line from the file."""
+    def rows(self, parts: bool = True) -> dict[str, Row]:
+        """Every draw on record, by question id. Drops a torn last line from the file, if it is ours alone.
+
+        Args:
+            parts: With what several processes have added, each to its own file.
+        """
         found = {row.question_id: row for row in self._compact_rows()}
-        found.update((row.question_id, row) for row in self._open_rows())
+        for path in (self.jsonl, *(self._part_files() if parts else ())):
+            found.update((row.question_id, row) for row in self._open_rows(path))
         return found
+
+    def is_new(self) -> bool:
+        """Whether nothing is on record, the parts of several processes aside."""
+        return not self.jsonl.exists() and not self.parquet.exists()
+
+    def gather(self) -> None:
+        """Take up what several processes left of this cell; only for who is alone at work here."""
+        files = self._part_files()
+        if files:
+            rows = {row.question_id: row for path in (self.jsonl, *files) for row in self._open_rows(path)}
+            self._rewrite_open(list(rows.values()))
 
     def append(self, rows: Iterable[Row]) -> None:
         """Add draws, and hand them to the operating system before returning: ``kill -9`` loses none.
@@ -136,8 +172,10 @@ class CellLog:
             OSError: The disk is full, or not writable; what stood there before stays readable.
         """
         lines = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
-        new = not self.jsonl.exists()
-        with self.jsonl.open("a", encoding="utf-8") as file:
+        new = not self._own.exists()
+        if new and not self._alone:
+            self._own.parent.mkdir(parents=True, exist_ok=True)
+        with self._own.open("a", encoding="utf-8") as file:
             if new:
                 file.write(json.dumps({"identity": self.cell.identity}, ensure_ascii=False) + "\n")
             file.write(lines)
@@ -205,10 +243,16 @@ class CellLog:
             for record in self.table(names).to_pylist():
                 yield Row(**record)
 
-    def _open_rows(self) -> Iterator[Row]:
-        if not self.jsonl.exists():
+    def _part_files(self) -> list[Path]:
+        files = [folder / self.jsonl.name for folder in _folders(self._parts)]
+        return [file for file in files if file.exists()]
+
+    def _open_rows(self, path: Path) -> Iterator[Row]:
+        try:
+            file = path.open("rb+" if self._alone else "rb")
+        except FileNotFoundError:
             return
-        with self.jsonl.open("rb+") as file:
+        with file:
             end = 0
             for number, line in enumerate(file):
                 if not line.endswith(b"\n"):
@@ -219,23 +263,32 @@ class CellLog:
                     row = Row(**record) if number else None
                 except (ValueError, TypeError) as error:
                     raise UserError(
-                        f"{self.jsonl}:{number + 1}: damaged; delete the line, its draw is made again"
+                        f"{path}:{number + 1}: damaged; delete the line, its draw is made again"
                     ) from error
                 if row is None:
-                    self._check_identity(record.get("identity"), self.jsonl)
+                    self._check_identity(record.get("identity"), path)
                 else:
                     yield row
-            file.truncate(end)
-        if end == 0:
-            self.jsonl.unlink()
+            if self._alone:  # else it may be a line that its process is just writing
+                file.truncate(end)
+        if end == 0 and self._alone:
+            path.unlink()
 
     def _rewrite_open(self, rows: list[Row]) -> None:
-        if not rows:
+        """Make one file of these rows, in place of it and of all parts."""
+        parts = self._part_files()
+        if rows:
+            lines = [{"identity": self.cell.identity}, *map(asdict, rows)]
+            text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+            write_atomically(self.jsonl, text.encode())
+        else:
             self.jsonl.unlink(missing_ok=True)
-            return
-        lines = [{"identity": self.cell.identity}, *map(asdict, rows)]
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        write_atomically(self.jsonl, text.encode())
+        for path in parts:
+            path.unlink(missing_ok=True)
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
 
 
 def _damaged(path: Path, error: Exception) -> UserError:

@@ -2,8 +2,9 @@
 
 Work goes window by window (`Grid.windows`): the draws missing from the ledger become requests, one per
 prompt; the engine's completions are recorded batch by batch; a cell whose last answer is in is compacted and
-logged at once. Where the spec names an evaluator, the explaining runs are then scored. Whatever interrupts
-it, the next call of the same command goes on from the ledger.
+logged at once. Several processes claim their windows from a queue instead (`persona_mlflow.distributed`).
+Where the spec names an evaluator, the explaining runs are then scored. Whatever interrupts it, the next call
+of the same command goes on from the ledger.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import json
 import shutil
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +24,7 @@ from persona_mlflow.engines.base import Completion, Draw, Engine, Request
 from persona_mlflow.grid import Cell
 from persona_mlflow.ledger import CellLog, Ledger, Row, write_atomically
 from persona_mlflow.plan import Plan, make_request
+from persona_mlflow.questions.base import Question
 from persona_mlflow.records import make_child, row_parser
 from persona_mlflow.summary import parent_summary
 from persona_mlflow.tracking import Tracker
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     import xarray as xr
     from mlflow.entities import Run
 
+    from persona_mlflow.distributed.team import Team
+    from persona_mlflow.distributed.units import Unit
     from persona_mlflow.fidelity import Fidelity
 
 # Draws that are planned and sorted by length together: enough for full batches, few enough to hold in memory.
@@ -58,7 +62,7 @@ class SweepResult:
         experiment_id: The MLflow experiment.
         parent_id: The parent run.
         output: The ledger's folder.
-        generated: Draws made by this call; the others were on record.
+        generated: Draws made by this call, by all of its processes; the others were on record.
         scored: Generations that this call scored; None where the spec names no evaluator.
         summary: As `persona_mlflow.summary.parent_summary` gives it.
     """
@@ -80,6 +84,7 @@ class Sweep:
         load_engine: Loads the model; called only where a draw is missing.
         progress: Who watches.
         fidelity: Scores the generations when they are all there; nothing is scored without.
+        team: The processes that share the work, this one being the main one; without, it is alone.
     """
 
     def __init__(
@@ -89,12 +94,14 @@ class Sweep:
         load_engine: Callable[[], Engine],
         progress: Progress,
         fidelity: Fidelity | None = None,
+        team: Team | None = None,
     ) -> None:
         self.plan = plan
         self.ledger = ledger
         self.load_engine = load_engine
         self.progress = progress
         self.fidelity = fidelity
+        self.team = team
         self.questions = plan.questions.questions
         self.by_id = {question.id: question for question in self.questions}
         self.generated = 0
@@ -115,6 +122,8 @@ class Sweep:
         finished = {key for key, log in logs.items() if log.is_finished(fingerprint)}
         self._write_plan()
         if len(finished) < len(logs):
+            if self.team is not None:
+                logs = self._share(logs, finished, self.team)
             if self.fidelity is not None:
                 self.fidelity.prepare()
             self.engine = self.load_engine()
@@ -126,7 +135,10 @@ class Sweep:
             if not complete:
                 tracker.reopen()
                 self._log_plan(tracker)
+                if self.team is not None and self.engine is not None:
+                    self.team.start(self.engine.describe())
                 self._work(tracker, logs, finished)
+                self.ledger.drop_empty_parts()
                 summary = self._finish(tracker)
             else:
                 self.progress.message("Every answer is on record and logged already.")
@@ -172,6 +184,9 @@ class Sweep:
         )
         for cell in unlogged:
             self._log_cell(cell, logs[cell.key], tracker, children)
+        if self.team is not None and len(finished) < len(grid):
+            self._work_together(tracker, logs, finished, children, self.team)
+            return
         for window in grid.windows(count, WINDOW_DRAWS):
             todo = [[cell for cell in group if cell.key not in finished] for group in window]
             self._run_window([group for group in todo if group], logs, tracker, children)
@@ -192,53 +207,95 @@ class Sweep:
             self.progress.advance(draws=len(self.questions) - len(missing[cell.index]))
         for index in [index for index, left in missing.items() if not left]:
             self._complete(cells[index], logs, tracker, children)
-        requests = [request for group in groups for request in self._requests(group, missing)]
-        if not requests:
+        if not any(missing.values()):
             return
         assert self.engine is not None
-        for batch in self.engine.generate(requests):
-            self._record(batch, cells, logs)
+        for batch in generate(self.engine, self.plan, missing, {i: logs[cells[i].key] for i in cells}):
             self.generated += len(batch)
             self.progress.advance(draws=len(batch))
-            for completion in batch:
-                index, question_id = _key(completion)
-                missing[index].discard(question_id)
+            for index in {index for index, _ in batch}:
                 if not missing[index]:
                     self._complete(cells[index], logs, tracker, children)
-        lost = sum(map(len, missing.values()))
-        if lost:
-            raise RuntimeError(f"the engine gave no answer to {lost} draws")
 
-    def _requests(self, group: list[Cell], missing: Mapping[int, set[str]]) -> Iterable[Request]:
-        for question in self.questions:
-            wanted = [cell for cell in group if question.id in missing[cell.index]]
-            if wanted:
-                draws = tuple(
-                    Draw((cell.index, question.id), cell.setting.draft.temperature, cell.seed(question))
-                    for cell in wanted
-                )
-                yield replace(make_request(wanted[0], question), draws=draws)
+    # --------------------------------------------------------------------------------- several processes
 
-    def _record(
-        self, batch: list[Completion], cells: Mapping[int, Cell], logs: Mapping[str, CellLog]
+    def _share(self, logs: Mapping[str, CellLog], finished: set[str], team: Team) -> dict[str, CellLog]:
+        """Write the queue of what is missing; returns the logs to which this process may add."""
+        from persona_mlflow.distributed.units import Lengths, cut
+
+        everything = frozenset(self.by_id)
+        missing: dict[int, frozenset[str]] = {}
+        new: set[int] = set()
+        lengths = Lengths(self.plan)
+        for cell in self.plan.grid.cells:
+            log = logs[cell.key]
+            if cell.key in finished:
+                continue
+            log.gather()
+            if log.is_new():
+                new.add(cell.index)
+                missing[cell.index] = everything  # one set for all, as there may be thousands of cells
+            else:
+                rows = log.rows()
+                lengths.count(cell, rows.values())
+                missing[cell.index] = everything - rows.keys()
+        team.begin(cut(self.plan, missing, new, lengths, team.place.world))
+        return {cell.key: self.ledger.open(cell, team.owner) for cell in self.plan.grid.cells}
+
+    def _work_together(
+        self,
+        tracker: Tracker,
+        logs: Mapping[str, CellLog],
+        finished: set[str],
+        children: Mapping[str, Run],
+        team: Team,
     ) -> None:
-        now = time.time()
-        rows: dict[int, list[Row]] = defaultdict(list)
-        for completion in batch:
-            index, question_id = _key(completion)
-            rows[index].append(
-                Row(
-                    question_id=question_id,
-                    text=completion.text,
-                    finish_reason=completion.finish_reason,
-                    prompt_tokens=completion.prompt_tokens,
-                    completion_tokens=completion.completion_tokens,
-                    notes=completion.notes,
-                    time=now,
-                )
-            )
-        for index, new in rows.items():
-            logs[cells[index].key].append(new)
+        """Generate what this process claims, and log the cells that it or another completes."""
+        from persona_mlflow.distributed.team import WAIT_EVERY
+
+        cells, units = self.plan.grid.cells, team.claims.units
+        left = Counter(index for unit in units for index in unit.cells)  # units of each cell
+        draws = sum(unit.draws for unit in units)
+        self.progress.advance(draws=(len(cells) - len(finished)) * len(self.questions) - draws)
+        for cell in cells:
+            if cell.key not in finished and not left[cell.index]:
+                self._complete(cell, logs, tracker, children)
+
+        def count(drawn: int) -> None:
+            self.generated += drawn
+            self.progress.advance(draws=drawn)
+
+        def look() -> None:
+            done, drawn, lost = team.look()
+            count(drawn)
+            for name in lost:
+                self.progress.message(f"Process {name} is gone: what it had claimed is taken over.")
+            for unit in done:
+                for index in unit.cells:
+                    left[index] -= 1
+                    if not left[index]:
+                        self._complete(cells[index], logs, tracker, children)
+
+        while left.total():
+            claim = team.take()
+            if claim is None:
+                time.sleep(WAIT_EVERY)
+                look()
+                continue
+            mine = units[claim.start : claim.stop]
+            own = {index: logs[cells[index].key] for unit in mine for index in unit.cells}
+            missing = missing_draws(self.plan, mine, own, again=claim.takes is not None)
+            assert self.engine is not None
+            for batch in generate(self.engine, self.plan, missing, own):
+                count(len(batch))
+                if team.is_time():
+                    look()
+            team.finish(claim)
+            look()
+        count(draws - self.generated)  # what a process that died did not come to tell
+        team.end()
+
+    # ------------------------------------------------------------------------------------------ the runs
 
     def _complete(
         self, cell: Cell, logs: Mapping[str, CellLog], tracker: Tracker, children: Mapping[str, Run]
@@ -340,8 +397,109 @@ class Sweep:
         return summary
 
 
+def missing_draws(
+    plan: Plan, units: Sequence[Unit], logs: Mapping[int, CellLog], again: bool
+) -> dict[int, set[str]]:
+    """What is to be generated for some units of the queue.
+
+    Args:
+        plan: The plan.
+        units: The units.
+        logs: Cell index → log.
+        again: Whether a process that died may have begun with them.
+
+    Returns:
+        Cell index → ids of the questions.
+    """
+    missing: dict[int, set[str]] = defaultdict(set)
+    on_record: dict[int, frozenset[str]] = {}
+    for unit in units:
+        ids = [question.id for question in plan.questions.questions[unit.start : unit.stop]]
+        for index in unit.cells:
+            if unit.new and not again:
+                missing[index].update(ids)
+                continue
+            if index not in on_record:
+                on_record[index] = frozenset(logs[index].rows(parts=again))
+            missing[index].update(set(ids) - on_record[index])
+    return missing
+
+
+def generate(
+    engine: Engine, plan: Plan, missing: Mapping[int, set[str]], logs: Mapping[int, CellLog]
+) -> Iterator[list[tuple[int, str]]]:
+    """Generate what is missing, and put it on record batch by batch.
+
+    Args:
+        engine: Generates.
+        plan: What the draws are of.
+        missing: Cell index → ids of the questions; an answer that is on record is taken out.
+        logs: Cell index → log.
+
+    Yields:
+        Cell index and question id of each draw of a batch, when it is on record.
+
+    Raises:
+        RuntimeError: The engine lost a draw.
+    """
+    groups: dict[object, list[Cell]] = {}
+    for index in sorted(index for index, ids in missing.items() if ids):
+        cell = plan.grid.cells[index]
+        groups.setdefault((cell.persona, cell.setting.draft.prompt_identity), []).append(cell)
+    requests = [
+        request
+        for group in groups.values()
+        for request in _requests(group, plan.questions.questions, missing)
+    ]
+    if not requests:
+        return
+    for batch in engine.generate(requests):
+        _record(batch, logs)
+        keys = [_key(completion) for completion in batch]
+        for index, question_id in keys:
+            missing[index].discard(question_id)
+        yield keys
+    lost = sum(map(len, missing.values()))
+    if lost:
+        raise RuntimeError(f"the engine gave no answer to {lost} draws")
+
+
+def _requests(
+    group: list[Cell], questions: Iterable[Question], missing: Mapping[int, set[str]]
+) -> Iterator[Request]:
+    """The prompts of a prompt group, each with the draws that are missing."""
+    for question in questions:
+        wanted = [cell for cell in group if question.id in missing[cell.index]]
+        if wanted:
+            draws = tuple(
+                Draw((cell.index, question.id), cell.setting.draft.temperature, cell.seed(question))
+                for cell in wanted
+            )
+            yield replace(make_request(wanted[0], question), draws=draws)
+
+
+def _record(batch: list[Completion], logs: Mapping[int, CellLog]) -> None:
+    now = time.time()
+    rows: dict[int, list[Row]] = defaultdict(list)
+    for completion in batch:
+        index, question_id = _key(completion)
+        rows[index].append(
+            Row(
+                question_id=question_id,
+                text=completion.text,
+                finish_reason=completion.finish_reason,
+                prompt_tokens=completion.prompt_tokens,
+                completion_tokens=completion.completion_tokens,
+                notes=completion.notes,
+                time=now,
+            )
+        )
+    for index, new in rows.items():
+        logs[index].append(new)
+
+
 def _key(completion: Completion) -> tuple[int, str]:
-    """The key that `Sweep` gave the draw: the cell's index and the question's id."""
+    """The key that `_requests` gave the draw: the cell's index and the question's id."""
     assert isinstance(completion.key, tuple)
     return completion.key
 

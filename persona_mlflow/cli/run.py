@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -21,6 +22,7 @@ from persona_mlflow.errors import UserError
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+    from persona_mlflow.distributed.place import Place
     from persona_mlflow.plan import Plan
     from persona_mlflow.sweep import SweepResult
 
@@ -29,32 +31,100 @@ if TYPE_CHECKING:
 @add_options(experiment_option("quickstart"), *SPEC_OPTIONS)
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Ledger folder.  [outputs/NAME-MODEL]")
 @click.option("--experiment-name", metavar="NAME", help="MLflow experiment.  [the spec's name]")
+@click.option(
+    "--num-processes",
+    type=int,
+    metavar="N",
+    help="Processes here that share the work, each on GPUs of its own.  [1, or what the launcher says]",
+)
 @tracking_uri_option
 @json_option
+@click.pass_context
 def run(
-    output: Path | None, experiment_name: str | None, tracking_uri: str | None, as_json: bool, **options: Any
+    context: click.Context,
+    output: Path | None,
+    experiment_name: str | None,
+    num_processes: int | None,
+    tracking_uri: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Run an experiment: every persona in every setting, each logged as an MLflow run.
 
-    The same command goes on where an interrupted one stopped.
+    The same command goes on where an interrupted one stopped, with any number of processes.
     """
     from persona_mlflow.cli.interruption import interruptible
+    from persona_mlflow.distributed.place import find_place, leave_group, share_threads
     from persona_mlflow.plan import make_plan
     from persona_mlflow.store import check_reachable, resolve_tracking_uri
 
-    refuse_several_processes()
+    place = find_place(num_processes)
+    leave_group(place)
+    share_threads(place)
+    if not place.is_main:
+        _help(place, _same_call(context), options, output)
     check_reachable(resolve_tracking_uri(tracking_uri))
     plan = make_plan(read_spec(options))
     folder = output or plan.default_output
     with interruptible(folder, tracking_uri):
-        result = _sweep(plan, folder, experiment_name, tracking_uri, quiet=as_json)
+        others = _same_call(context) if place.to_start else ()
+        result = _sweep(plan, folder, experiment_name, tracking_uri, as_json, place, others)
     _print_result(result, plan, tracking_uri, as_json)
 
 
+def _help(place: Place, command: list[str], options: Mapping[str, Any], output: Path | None) -> NoReturn:
+    """Share the main process's work, and exit."""
+    import os
+    import sys
+
+    from persona_mlflow.distributed.helper import help_out, quiet_process
+    from persona_mlflow.distributed.place import share_gpus, started_helpers
+    from persona_mlflow.engines.load import load_plan_engine
+    from persona_mlflow.plan import make_plan
+
+    with quiet_process(place):
+        plan = make_plan(read_spec(options))
+        with started_helpers(place, command, dict(os.environ)):
+            share_gpus(place, plan.spec.engine.device)
+            folder = output or plan.default_output
+            code = help_out(plan, folder, place, lambda: load_plan_engine(plan, lambda _: None))
+    sys.exit(code)
+
+
+def _same_call(context: click.Context) -> list[str]:
+    """This command and its options, but for the number of processes, for the others to be given."""
+    from click.core import ParameterSource
+
+    words = ["run"]
+    for option in context.command.params:
+        value = context.params.get(str(option.name))
+        given = context.get_parameter_source(str(option.name)) is not ParameterSource.DEFAULT
+        if option.name == "num_processes" or not given or value is None:
+            continue
+        name = max(option.opts, key=len)
+        if isinstance(option, click.Option) and option.is_flag:
+            words += [name] if value else []
+        elif isinstance(option, click.Option) and option.multiple:
+            words += [f"{name}={one}" for one in value]
+        else:
+            words.append(f"{name}={','.join(value) if isinstance(value, list) else value}")
+    return words
+
+
 def _sweep(
-    plan: Plan, folder: Path, experiment_name: str | None, tracking_uri: str | None, quiet: bool
+    plan: Plan,
+    folder: Path,
+    experiment_name: str | None,
+    tracking_uri: str | None,
+    quiet: bool,
+    place: Place,
+    others: Sequence[str],
 ) -> SweepResult:
+    import os
+
     from persona_mlflow.cli.progress import CountProgress, TerminalProgress
+    from persona_mlflow.distributed.place import share_gpus, started_helpers
+    from persona_mlflow.distributed.team import Team, forget_team
     from persona_mlflow.engines.load import load_plan_engine
     from persona_mlflow.fidelity import Fidelity, explaining_cells
     from persona_mlflow.ledger import Ledger
@@ -64,7 +134,17 @@ def _sweep(
     if plan.spec.prism.evaluator:
         explaining_cells(plan)  # a plan without any leaves nothing behind
     ledger = Ledger(folder)
-    with ledger.lock(), ExitStack() as watching:
+    environment = dict(os.environ)  # before it is narrowed to this process's GPUs
+    share_gpus(place, plan.spec.engine.device)
+    team = Team(folder, place, plan.spec_hash) if place.world > 1 else None
+    with (
+        ledger.lock(),
+        team or nullcontext(),
+        started_helpers(place, others, environment),
+        ExitStack() as watching,
+    ):
+        if team is None:
+            forget_team(folder)
         progress = watching.enter_context(TerminalProgress(quiet=quiet))
 
         def watch_scoring() -> CountProgress:
@@ -77,6 +157,8 @@ def _sweep(
             f"{len(plan.grid.settings)} settings × {len(plan.questions.questions)} questions = "
             f"{plan.draws:,} answers in {len(plan.grid):,} runs"
         )
+        if team is not None:
+            progress.message(f"{place.world} processes share the work")
         for line in plan.questions.report.lines()[1:]:
             if not line.startswith(" "):
                 progress.message(line)
@@ -85,7 +167,9 @@ def _sweep(
                 f"PRISM: {fidelity.settings.evaluator} scores {len(fidelity.questions):,} answers of each of "
                 f"{len(fidelity.cells):,} explaining runs"
             )
-        sweep = Sweep(plan, ledger, lambda: load_plan_engine(plan, progress.message), progress, fidelity)
+        sweep = Sweep(
+            plan, ledger, lambda: load_plan_engine(plan, progress.message), progress, fidelity, team
+        )
         return sweep.run(
             lambda: Tracker.open(
                 tracking_uri,
@@ -144,7 +228,7 @@ def _print_where_to_look(client: MlflowClient, uri: str, result: SweepResult, pl
 
 
 def refuse_several_processes() -> None:
-    """Refuse to run as one of several processes, each of which would do all of the work."""
+    """Refuse a command to run as one of several processes, each of which would do all of the work."""
     import os
 
     world = os.environ.get("WORLD_SIZE", "1")
