@@ -101,7 +101,7 @@ class Backends:
 
     def engine(self, reference: str, judge: TextJudge) -> Engine:
         """What answers a judge's prompts."""
-        from persona_mlflow.prism.endpoint import load_judge_engine
+        from persona_mlflow.prism.judge_engine import load_judge_engine
 
         if reference.startswith(ENDPOINT):
             return load_judge_engine(reference, judge, **self._endpoint())
@@ -120,7 +120,7 @@ class Backends:
         return 1 if self._spec.engine.deterministic else self._spec.engine.batch_size
 
     def _endpoint(self) -> dict[str, Any]:
-        from persona_mlflow.prism.pacing import Prices
+        from persona_mlflow.engines.pacing import Prices
 
         found = self._spec.endpoint
         prices = None

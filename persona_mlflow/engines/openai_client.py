@@ -12,9 +12,9 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
+from persona_mlflow.engines.openai_connection import KEY_VARIABLE, Call, Connection, Passing, Reply
+from persona_mlflow.engines.pacing import Budget, Pace, Prices, Usage, backoff
 from persona_mlflow.errors import UserError
-from persona_mlflow.prism.openai_connection import KEY_VARIABLE, Call, Connection, Passing, Reply
-from persona_mlflow.prism.pacing import Budget, Pace, Prices, Usage, backoff
 
 PREFIX = "openai:"
 """What a reference to a model behind an endpoint starts with; a name at the endpoint follows."""

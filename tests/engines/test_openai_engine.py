@@ -15,11 +15,18 @@ from typing import Any
 import pytest
 
 from persona_mlflow.engines.base import Completion, Decoding, Draw, Request
+from persona_mlflow.engines.openai import OpenAIEngine
+from persona_mlflow.engines.openai_client import ChatClient
+from persona_mlflow.engines.openai_connection import Call
+from persona_mlflow.engines.pacing import (
+    LONGEST_BACKOFF_S,
+    CostCapReached,
+    Pace,
+    Prices,
+    backoff,
+    retry_after,
+)
 from persona_mlflow.errors import UserError
-from persona_mlflow.prism.endpoint import CostCapReached, OpenAIEngine, Prices
-from persona_mlflow.prism.openai_client import ChatClient
-from persona_mlflow.prism.openai_connection import Call
-from persona_mlflow.prism.pacing import LONGEST_BACKOFF_S, Pace, backoff, retry_after
 from servers import free_port
 
 pytest.importorskip("openai")
