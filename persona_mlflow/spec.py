@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -47,6 +48,7 @@ _OPTIONS = {
     "prism.evaluator": "prism",
     "prism.sample": "prism-sample",
     "prism.base_url": "prism-base-url",
+    "engine.kind": "engine",
 }
 
 
@@ -62,8 +64,8 @@ class DecodingSpec(_Section):
     top_p: float = Field(default=1.0, gt=0, le=1)
 
 
-class EngineSpec(_Section):
-    """Where and how the model runs. None of it is meant to change an answer, but dtype and quantization do.
+class LocalEngineSpec(_Section):
+    """Where and how a model runs here. Of all this, dtype and quantization alone change answers.
 
     Attributes:
         batch_size: Rows decoded together, or ``auto``.
@@ -87,6 +89,86 @@ class EngineSpec(_Section):
         return value
 
 
+def _without_secrets(value: str) -> str:
+    # The address is logged.
+    parts = urlsplit(value)
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ValueError(
+            "must hold no user, no password and no query: put the key into the environment variable"
+        )
+    return value
+
+
+# An endpoint's address.
+Url = Annotated[str, AfterValidator(_without_secrets)]
+
+
+class EndpointSpec(_Section):
+    """An OpenAI-compatible endpoint, and how fast and at what cost to use it.
+
+    Attributes:
+        base_url: Its address; OpenAI's own by default.
+        api_key_env: The environment variable that holds the key.
+        concurrency: Most requests at once.
+        requests_per_minute: Most requests a minute; no limit by default.
+        price_prompt: Per million prompt tokens, in any one currency.
+        price_completion: Per million completion tokens.
+        cost_cap: Most that one call may spend; needs the prices.
+    """
+
+    base_url: Url | None = None
+    api_key_env: str = Field(default="OPENAI_API_KEY", min_length=1)
+    concurrency: Whole = Field(default=8, ge=1, le=1000)
+    requests_per_minute: float | None = Field(default=None, gt=0)
+    price_prompt: float | None = Field(default=None, ge=0)
+    price_completion: float | None = Field(default=None, ge=0)
+    cost_cap: float | None = Field(default=None, gt=0)
+
+
+class EngineSpec(LocalEngineSpec, EndpointSpec):
+    """What answers: a model that is loaded here, or one behind an endpoint.
+
+    Attributes:
+        kind: ``transformers`` loads the model; ``openai`` asks an OpenAI-compatible server for it. The keys
+            of the other kind are refused.
+        extra_body: Further fields of each request, as a server of one's own may take. They are logged.
+        send_top_k: Whether ``decoding.top_k`` is sent, which is no part of OpenAI's interface; by default to
+            every server but OpenAI's own, which refuses it.
+        timeout_s: Seconds to wait for one answer.
+    """
+
+    kind: Literal["transformers", "openai"] = "transformers"
+    extra_body: dict[str, Any] = {}
+    send_top_k: bool | None = None
+    timeout_s: float = Field(default=600.0, gt=0)
+
+    @field_validator("extra_body")
+    @classmethod
+    def _json_and_new(cls, value: dict[str, Any]) -> dict[str, Any]:
+        own = set(value) & SENT_FIELDS
+        if own:
+            raise ValueError(f"must not hold {', '.join(sorted(own))}: the experiment itself decides that")
+        try:
+            canonical_json(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError("must hold values that JSON knows") from error
+        return value
+
+    @property
+    def is_endpoint(self) -> bool:
+        """Whether the model is behind an endpoint."""
+        return self.kind == "openai"
+
+
+SENT_FIELDS = frozenset(
+    {
+        *("model", "messages", "stream", "n", "max_tokens", "max_completion_tokens"),
+        *("temperature", "top_p", "top_k", "seed"),
+    }
+)
+"""What a sweep's request holds anyway, out of the spec and the draw."""
+
+
 class PrismSpec(_Section):
     """Whether and how PRISM scores the generations (P2 §3). None of it shapes an answer.
 
@@ -106,7 +188,7 @@ class PrismSpec(_Section):
     layout: Literal["labels-last", "labels-first"] = "labels-last"
     seed: Whole | None = Field(default=None, ge=0, lt=2**63)
     tpf: list[str] = Field(default=["explain", "explain-persona"], min_length=1)
-    base_url: str | None = None
+    base_url: Url | None = None
     api_key_env: str = Field(default="OPENAI_API_KEY", min_length=1)
 
     @field_validator("sample")
@@ -114,14 +196,6 @@ class PrismSpec(_Section):
     def _not_negative(cls, value: int | str) -> int | str:
         if isinstance(value, int) and not 0 <= value < 2**31:
             raise ValueError("must be a whole number from 0, or all")
-        return value
-
-    @field_validator("base_url")
-    @classmethod
-    def _without_password(cls, value: str | None) -> str | None:
-        # The address is logged.
-        if value is not None and "@" in urlsplit(value).netloc:
-            raise ValueError("must hold no user and no password: put the key into the environment variable")
         return value
 
 
@@ -141,7 +215,8 @@ class ExperimentSpec(_Section):
         name: Names the MLflow experiment and the output folder.
         description: Stands on the parent run.
         model: A short name, hub id, local folder or GGUF file.
-        revision: A hub commit or tag of the model.
+        revision: A hub commit or tag of the model. Behind an endpoint, your own name for the weights that it
+            serves: they are then known by that, and no longer by the endpoint's address.
         questions: What `persona_mlflow.questions.load_questions` takes as its source.
         categories: Restrict to these question categories.
         limit: This many questions in all, balanced over the categories.
@@ -297,7 +372,32 @@ def parse_spec(
     except ValidationError as error:
         raise UserError(explain(error.errors(), ExperimentSpec, source, frozenset(overridden))) from error
     spec._source, spec._overridden = source, frozenset(overridden)
+    _check_engine(spec)
     return spec
+
+
+def _check_engine(spec: ExperimentSpec) -> None:
+    """Refuse settings of the engine that is not used: they would change nothing without a word."""
+    engine = spec.engine
+    local = frozenset(LocalEngineSpec.model_fields)
+    if engine.is_endpoint:
+        # An evaluator that is loaded here takes the local settings.
+        scored_here = spec.prism.evaluator is not None and not spec.prism.evaluator.startswith("openai:")
+        wrong = frozenset() if scored_here else local
+        why = (
+            "goes with a model that is loaded here; behind an endpoint its server decides that: leave it out"
+        )
+    else:
+        wrong = frozenset(EngineSpec.model_fields) - local - {"kind"}
+        why = "goes with a model behind an endpoint: add --engine openai (engine.kind), or leave it out"
+    for key in EngineSpec.model_fields:
+        if key in wrong and key in engine.model_fields_set:
+            raise UserError(f"{spec.place(f'engine.{key}')}: {why}")
+    if engine.cost_cap is not None and None in (engine.price_prompt, engine.price_completion):
+        raise UserError(
+            f"{spec.place('engine.cost_cap')}: takes engine.price_prompt and engine.price_completion, per "
+            "million tokens"
+        )
 
 
 def _resolve_paths(content: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:

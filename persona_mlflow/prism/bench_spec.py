@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from persona_mlflow.catalog import read_yaml
 from persona_mlflow.errors import UserError
-from persona_mlflow.spec import EngineSpec, Whole, explain, with_overrides
+from persona_mlflow.spec import EndpointSpec, LocalEngineSpec, Whole, explain, with_overrides
 
 METHODS = ("prism", "vanilla", "cot", "selene", "pandalm", "alignscore")
 """What can be compared: PRISM and the judges of P2 §4."""
@@ -24,28 +24,14 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class EndpointSpec(_Section):
-    """The OpenAI-compatible endpoint of evaluators named ``openai:MODEL``.
+class JudgeEndpointSpec(EndpointSpec):
+    """The OpenAI-compatible endpoint of evaluators named ``openai:MODEL``; a cost cap is one method's.
 
     Attributes:
-        base_url: Its address; OpenAI's own by default.
-        api_key_env: The environment variable that holds the key.
-        concurrency: Most requests at once.
-        requests_per_minute: Most requests a minute; no limit by default.
-        price_prompt: Per million prompt tokens, in any one currency.
-        price_completion: Per million completion tokens.
-        cost_cap: Most that one method may spend; needs both prices.
         votes: Sampled one-token answers per prompt for PRISM where the endpoint gives no log-probabilities;
             0 asks for log-probabilities alone.
     """
 
-    base_url: str | None = None
-    api_key_env: str = "OPENAI_API_KEY"
-    concurrency: Whole = Field(default=8, ge=1, le=1000)
-    requests_per_minute: float | None = Field(default=None, gt=0)
-    price_prompt: float | None = Field(default=None, ge=0)
-    price_completion: float | None = Field(default=None, ge=0)
-    cost_cap: float | None = Field(default=None, gt=0)
     votes: Whole = Field(default=0, ge=0, le=1000)
 
 
@@ -109,8 +95,8 @@ class BenchSpec(_Section):
     layouts: list[Literal["labels-last", "labels-first"]] = Field(default=["labels-last"], min_length=1)
     order_cases: Whole = Field(default=24, ge=0, le=100_000)
     max_new_tokens: Whole | None = Field(default=None, ge=1, le=100_000)
-    engine: EngineSpec = EngineSpec()
-    endpoint: EndpointSpec = EndpointSpec()
+    engine: LocalEngineSpec = LocalEngineSpec()
+    endpoint: JudgeEndpointSpec = JudgeEndpointSpec()
     judges: JudgeFiles = JudgeFiles()
 
     @field_validator("temperatures")
