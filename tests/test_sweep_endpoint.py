@@ -42,7 +42,10 @@ class Letters:
         for words in list(self.first):
             if words in str(body["messages"]) and body["max_tokens"] != PROBE:
                 return self.first.pop(words)
-        messages = [m for m in body["messages"] if not (self.drops_system and m["role"] == "system")]
+        default = {"role": "system", "content": "You are a model that somebody trained to help."}
+        messages = body["messages"]
+        if self.drops_system:  # as a template does that has a system prompt of its own
+            messages = [default, *(m for m in messages if m["role"] != "system")]
         sent = sum(len(m["content"].split()) for m in messages)
         usage = {"prompt_tokens": sent, "completion_tokens": 3, "total_tokens": sent + 3}
         return 200, answer(f"({'ABCD'[body.get('seed', 0) % 4]})", usage=usage), {}

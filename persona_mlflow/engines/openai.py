@@ -104,7 +104,9 @@ class OpenAIEngine:
             self._persona_check = self._check_persona(requests)
 
     def _check_persona(self, requests: Iterable[Request]) -> str:
-        """Ask with and without a persona prompt: where it reaches the model, the prompt has more tokens.
+        """Ask with a persona prompt once and twice over: where it reaches the model, the prompt gets longer.
+
+        Not without one: some chat templates put a default of their own in its place.
 
         Returns:
             What was found, for `describe`.
@@ -115,23 +117,24 @@ class OpenAIEngine:
             return "no persona prompt to check"
         longest = max(chain([request], source), key=lambda r: len(r.system) + len(r.user))
         fields = {"temperature": 0.0, **self._fields()}
-        calls = [Call(system, system, longest.user, 1, fields) for system in (longest.system, "")]
+        calls = [
+            Call(times, "\n".join([longest.system] * times), longest.user, 1, fields) for times in (1, 2)
+        ]
         try:
             replies = {r.key: r for batch in self._client.answers(calls) for r in batch}
         except RequestRefused as error:
             hint = ". Leave top_k out by engine.send_top_k: false" if "top_k" in error.detail else ""
             raise UserError(f"{error}{hint}") from error
-        tokens = [reply.tokens for key in (longest.system, "") if (reply := replies[key]) and not reply.notes]
-        if len(tokens) < 2 or not all(found and found[0] for found in tokens):
+        once, twice = (_prompt_tokens(replies[times]) for times in (1, 2))
+        if not once or not twice:
             return "not possible: the server does not tell how many tokens a prompt has"
-        (with_persona, _), (without, _) = (found or (0, 0) for found in tokens)
-        if with_persona <= without:
+        if twice <= once:
             raise UserError(
-                f"endpoint {self._client.url}: drops the system message (a prompt has {with_persona} tokens "
-                f"with its persona prompt and {without} without): every persona would score alike. Serve "
+                f"endpoint {self._client.url}: drops the system message (a prompt has {once} tokens with its "
+                f"persona prompt and {twice} with that twice over): every persona would score alike. Serve "
                 f"{self.model!r} with a chat template that keeps it"
             )
-        return f"passed: a persona prompt adds {with_persona - without} tokens"
+        return f"passed: a persona prompt has {twice - once} tokens"
 
     def generate(self, requests: Sequence[Request]) -> Iterator[list[Completion]]:
         """Complete every draw of every request, some at once.
@@ -168,6 +171,11 @@ def _completion(reply: Reply) -> Completion:
     sent, got = reply.tokens or (0, 0)
     notes = reply.notes or ("" if reply.tokens else "the server reported no tokens")
     return Completion(reply.key, reply.text, reply.finish_reason, sent, got, notes)
+
+
+def _prompt_tokens(reply: Reply) -> int:
+    """Prompt tokens as the server reported them; 0 where it did not, or filtered the prompt."""
+    return reply.tokens[0] if reply.tokens and not reply.notes else 0
 
 
 def endpoint_url(base_url: str | None) -> str:
