@@ -17,6 +17,9 @@ from persona_mlflow.questions import QuestionSet
 from persona_mlflow.questions.base import Question
 from persona_mlflow.spec import ExperimentSpec, digest
 
+UNKNOWN_REVISION = "unknown"
+"""The revision of a model that is not on this machine, of a plan that is only looked at."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -146,14 +149,17 @@ def make_request(cell: Cell, question: Question) -> Request:
     )
 
 
-def make_plan(spec: ExperimentSpec) -> Plan:
+def make_plan(spec: ExperimentSpec, needs_weights: bool = True) -> Plan:
     """Look up everything that a spec names, and validate it.
+
+    Args:
+        spec: The experiment.
+        needs_weights: Whether a catalogue's model that is not on this machine has to be reached. Otherwise its
+            revision stays open (`UNKNOWN_REVISION`), and the plan can be looked at, but not run.
 
     Raises:
         UserError: Something is missing or wrong; the message says what, where, and the valid choices.
     """
-    from persona_mlflow.engines.identity import identify
-
     catalogue = spec.load_catalogue()
     personas = spec.select_personas(catalogue)
     factors = spec.select_factors(catalogue)
@@ -162,9 +168,21 @@ def make_plan(spec: ExperimentSpec) -> Plan:
     if spec.engine.is_endpoint:
         revision = _endpoint_identity(spec)
     else:
-        revision = identify(model.id, spec.revision or model.revision, known=catalogue.models)
+        revision = _local_identity(spec, model, catalogue, needs_weights)
     grid = Grid(personas, factors, catalogue, _generation(spec, model, revision))
     return Plan(spec, catalogue, model, revision, questions, grid)
+
+
+def _local_identity(spec: ExperimentSpec, model: Model, catalogue: Catalogue, needs_weights: bool) -> str:
+    from persona_mlflow.engines.identity import identify, local_path
+
+    if not needs_weights and model.id != model.name and local_path(model.id) is None:
+        from huggingface_hub import try_to_load_from_cache
+
+        # Not from the hub: a plan is looked at without a network, too.
+        config = try_to_load_from_cache(model.id, "config.json", revision=spec.revision or model.revision)
+        return Path(config).parent.name if isinstance(config, str) else UNKNOWN_REVISION
+    return identify(model.id, spec.revision or model.revision, known=catalogue.models)
 
 
 def _endpoint_identity(spec: ExperimentSpec) -> str:
