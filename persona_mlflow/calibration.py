@@ -9,21 +9,19 @@ at each further token, as often as the answers did up to there.
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import exp, sqrt
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from persona_mlflow.engines.base import Completion, Engine, Request
 from persona_mlflow.estimate import FamilyKey, Length, Speed, seconds_since_start
-from persona_mlflow.prompt_tokens import TokenModel, fit_tokens, sample_requests
+from persona_mlflow.logging_cost import measure_logging
+from persona_mlflow.prompt_tokens import TokenModel, fit, fit_tokens, sample_requests
 
 if TYPE_CHECKING:
     from persona_mlflow.plan import Plan
@@ -41,7 +39,6 @@ ONE_ROUND_ERROR = 0.2
 
 FINISH_SECONDS, FINISH_SECONDS_PER_RUN = 1.5, 0.007
 """Assumed: summing up, and reading the runs back."""
-_LOGGED_RUNS, _LOGGED_ANSWERS = 3, 400
 # Student's t for a 95 % interval, by degrees of freedom.
 _T95 = {1: 12.7, 2: 4.3, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 
@@ -314,18 +311,8 @@ def calibrate(
 
 
 def _reported_tokens(plan: Plan, measurement: Measurement) -> TokenModel | None:
-    """The tokens of prompts as an endpoint counted them."""
-    prompts = {
-        _place(c): (c.prompt_tokens, c.key[1])
-        for c in measurement.rounds[0].completions
-        if isinstance(c.key, tuple)
-    }
-    return None if not prompts or not all(sent for sent, _ in prompts.values()) else _model(plan, measurement)
-
-
-def _model(plan: Plan, measurement: Measurement) -> TokenModel:
+    """The tokens of prompts as an endpoint counted them; None where it did not."""
     from persona_mlflow.plan import make_request
-    from persona_mlflow.prompt_tokens import fit
 
     by_id = {question.id: question for question in plan.questions.questions}
     pairs = []
@@ -335,79 +322,5 @@ def _model(plan: Plan, measurement: Measurement) -> TokenModel:
             index, question_id = completion.key[1]
             request = make_request(plan.grid.cells[index], by_id[question_id])
             pairs.append((len(request.system) + len(request.user), completion.prompt_tokens))
-    return fit(*zip(*pairs, strict=True))
-
-
-def measure_logging(
-    plan: Plan, completions: Sequence[Completion], tracking_uri: str | None
-) -> tuple[float, float]:
-    """Record and log a few runs for a try, in a folder that is removed.
-
-    Args:
-        plan: The experiment.
-        completions: Answers to take texts from.
-        tracking_uri: The store of the real run: one that does not exist yet takes its time to be made.
-
-    Returns:
-        Seconds to open the store, and seconds per run.
-    """
-    from persona_mlflow.ledger import Ledger, Row
-    from persona_mlflow.records import make_child, row_parser
-    from persona_mlflow.store import resolve_tracking_uri, sqlite_path
-    from persona_mlflow.tracking import Tracker
-
-    by_id = {question.id: question for question in plan.questions.questions}
-    ids = list(by_id)[:_LOGGED_ANSWERS]
-    shared = {"model": plan.model.name, "dataset_fingerprint": plan.questions.fingerprint}
-    with tempfile.TemporaryDirectory() as name, _without_run():
-        folder = Path(name)
-
-        def open_tracker(spec_hash: str) -> Tracker:
-            return Tracker.open(
-                f"sqlite:///{folder}/mlflow.db",
-                "calibration",
-                run_name="calibration",
-                spec_hash=spec_hash,
-                params=plan.params(),
-                ledger="calibration",
-            )
-
-        begin = time.perf_counter()
-        import mlflow  # noqa: F401
-
-        importing = time.perf_counter() - begin
-        tracker = open_tracker("first")
-        creating = time.perf_counter() - begin
-        begin = time.perf_counter()
-        open_tracker("second")
-        reopening = importing + time.perf_counter() - begin
-        cells = plan.grid.cells[:_LOGGED_RUNS]
-        ledger = Ledger(folder / "ledger")
-        begin = time.perf_counter()
-        for cell in cells:
-            log = ledger.open(cell)
-            rows = []
-            for place, question_id in enumerate(ids):
-                c = completions[(cell.index + place) % len(completions)]
-                tokens = c.prompt_tokens, c.completion_tokens
-                rows.append(Row(question_id, c.text, c.finish_reason, *tokens, c.notes, time.time()))
-            log.append(rows)
-            log.finish(ids, "calibration", row_parser(cell, by_id))
-            target = folder / cell.key
-            target.mkdir()
-            tracker.log_child(make_child(cell, log, by_id, shared, target))
-        per_run = (time.perf_counter() - begin) / len(cells)
-    database = sqlite_path(resolve_tracking_uri(tracking_uri))
-    opening = creating if database is not None and not database.exists() else reopening
-    return opening, per_run * max(1.0, len(by_id) / len(ids))
-
-
-@contextmanager
-def _without_run() -> Iterator[None]:
-    """Keep a run that the environment names out of a try at logging."""
-    run_id = os.environ.pop("MLFLOW_RUN_ID", None)
-    try:
-        yield
-    finally:
-        if run_id is not None:
-            os.environ["MLFLOW_RUN_ID"] = run_id
+    counted = [(characters, tokens) for characters, tokens in pairs if tokens]
+    return fit([c for c, _ in counted], [n for _, n in counted]) if counted else None

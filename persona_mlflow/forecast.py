@@ -121,8 +121,8 @@ class Forecast:
         got = sum(part.length.mean * part.family.answers for part in self._times)
         if tokens.sampled:
             self.assumptions.append(
-                f"Prompt tokens: counted on {tokens.sampled:,} of the prompts with the model's own tokenizer, "
-                "the rest from their characters."
+                f"Prompt tokens: counted on {tokens.sampled:,} of the prompts by the model's tokenizer, the "
+                "rest from their characters."
             )
         else:
             self.assumptions.append(

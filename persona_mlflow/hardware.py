@@ -68,7 +68,7 @@ def find_machine(device: str = "auto") -> Machine:
     """The GPU that is there, or else the CPU.
 
     Args:
-        device: As `persona_mlflow.spec.LocalEngineSpec` takes it.
+        device: As `persona_mlflow.spec_sections.LocalEngineSpec` takes it.
     """
     gpu = None if device.startswith("cpu") else _gpu()
     if gpu is not None:

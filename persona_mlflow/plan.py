@@ -154,8 +154,8 @@ def make_plan(spec: ExperimentSpec, needs_weights: bool = True) -> Plan:
 
     Args:
         spec: The experiment.
-        needs_weights: Whether a catalogue's model that is not on this machine has to be reached. Otherwise its
-            revision stays open (`UNKNOWN_REVISION`), and the plan can be looked at, but not run.
+        needs_weights: Whether a catalogue's model that is not on this machine has to be reached. Otherwise
+            its revision stays open (`UNKNOWN_REVISION`), and the plan can be looked at, but not run.
 
     Raises:
         UserError: Something is missing or wrong; the message says what, where, and the valid choices.

@@ -16,7 +16,7 @@ from persona_mlflow.engines.pacing import Prices, Usage
 from persona_mlflow.errors import UserError
 
 if TYPE_CHECKING:
-    from persona_mlflow.spec import EndpointSpec
+    from persona_mlflow.spec_sections import EndpointSpec
 
 OPENAI_URL = "https://api.openai.com/v1"
 # Hosts whose interface has no top_k, and which refuse fields that they do not know.

@@ -7,21 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from persona_mlflow.catalog import read_yaml
 from persona_mlflow.errors import UserError
-from persona_mlflow.spec import EndpointSpec, LocalEngineSpec, Whole, explain, with_overrides
+from persona_mlflow.spec import explain, with_overrides
+from persona_mlflow.spec_sections import EndpointSpec, LocalEngineSpec, Section, Whole
 
 METHODS = ("prism", "vanilla", "cot", "selene", "pandalm", "alignscore")
 """What can be compared: PRISM and the judges of P2 §4."""
 
 OWN_MODEL = ("selene", "pandalm", "alignscore")
 """Judges that are a model of their own, whichever evaluators are compared."""
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class JudgeEndpointSpec(EndpointSpec):
@@ -35,7 +32,7 @@ class JudgeEndpointSpec(EndpointSpec):
     votes: Whole = Field(default=0, ge=0, le=1000)
 
 
-class JudgeFiles(_Section):
+class JudgeFiles(Section):
     """Where the judges with models of their own are loaded from: hub id or local folder.
 
     Attributes:
@@ -51,7 +48,7 @@ class JudgeFiles(_Section):
     alignscore_tokenizer: str = "roberta-large"
 
 
-class BenchSpec(_Section):
+class BenchSpec(Section):
     """One benchmark and the methods that are compared on it.
 
     Attributes:
@@ -82,7 +79,7 @@ class BenchSpec(_Section):
     benchmark: Literal["big5-easy", "big5-hard", "social"] = "big5-easy"
     data: str | None = None
     swap: Literal["profile", "response"] = "profile"
-    keep: list[str] = []
+    keep: list[str] = Field(default=[])
     size: Whole | None = Field(default=None, ge=1, lt=2**31)
     seed: Whole = Field(default=0, ge=0, lt=2**31)
     evaluators: list[str] = Field(default=["smollm2"], min_length=1)
