@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import threading
 import time
 import urllib.request
 from collections import Counter
@@ -192,6 +193,33 @@ def test_the_persona_check_is_none_where_the_server_counts_no_tokens(workdir: Pa
         ["1"], "tags.`persona_mlflow.role` = 'parent'"
     )
     assert parent.data.tags["engine.persona_check"].startswith("not possible")
+
+
+def test_R8_an_interrupt_does_not_wait_for_what_the_server_still_has(workdir: Path) -> None:
+    slow = threading.Event()
+
+    def respond(body: dict[str, Any], tries: int) -> Reply:
+        if "seed" in body and len(real(server)) > 10:
+            slow.wait(120)
+        return Letters()(body, tries)
+
+    server = Server(respond, (200, {"object": "list", "data": []}, {}))
+    try:
+        spec = write_spec(workdir, Path("m"), engine={"concurrency": 4})
+        process = start(
+            *("run", "-e", str(spec), "-o", "out", "--engine", "openai", "--base-url", server.url),
+            cwd=workdir,
+        )
+        while len(real(server)) < 14 and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)  # the server answers after 120 s only
+    finally:
+        slow.set()
+        server.close()
+    assert process.returncode == 130
+    assert "To go on" in told
+    assert recorded(workdir / "out") >= 10
 
 
 # ---------------------------------------------------------------------------------------------- identity
