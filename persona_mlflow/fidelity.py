@@ -162,7 +162,7 @@ class Fidelity:
     def _revision(self) -> str:
         """What identifies a local evaluator's weights."""
         from persona_mlflow.engines.identity import identify
-        from persona_mlflow.prism.openai_client import endpoint_model
+        from persona_mlflow.engines.openai_client import endpoint_model
 
         reference = str(self.settings.evaluator)
         if endpoint_model(reference, self.settings.base_url, "evaluator") is not None:

@@ -17,6 +17,9 @@ from persona_mlflow.questions import QuestionSet
 from persona_mlflow.questions.base import Question
 from persona_mlflow.spec import ExperimentSpec, digest
 
+UNKNOWN_REVISION = "unknown"
+"""The revision of a model that is not on this machine, of a plan that is only looked at."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -26,7 +29,8 @@ class Plan:
         spec: The spec.
         catalogue: Personas, prompt formats and models.
         model: The model, by its short name and by where it is loaded from.
-        revision: What identifies the model's weights: a commit, or a hash of its files.
+        revision: What identifies the model's weights: a commit, or a hash of its files; behind an endpoint
+            its address, or the spec's own word for them.
         questions: The question set, limit applied.
         grid: Every persona in every setting.
     """
@@ -54,7 +58,12 @@ class Plan:
     @property
     def commit(self) -> str | None:
         """The hub commit to load, so that it is the one the ledger speaks of; None for local weights."""
-        return None if self.revision.startswith(("sha256:", "files:")) else self.revision
+        return None if self.revision.startswith(("sha256:", "files:", "endpoint:")) else self.revision
+
+    @property
+    def sends_top_k(self) -> bool:
+        """Whether an endpoint is sent ``decoding.top_k``."""
+        return _sends_top_k(self.spec)
 
     @property
     def draws(self) -> int:
@@ -99,8 +108,7 @@ class Plan:
             "top_p": spec.decoding.top_p,
             "seed": spec.seed,
             **({"limit": spec.limit} if spec.limit else {}),
-            "dtype": spec.engine.dtype,
-            "quantization": spec.engine.quantization,
+            **self._engine_params(),
             "questions": self.questions.name,
             "questions_count": len(self.questions.questions),
             "runs": len(self.grid),
@@ -109,6 +117,14 @@ class Plan:
             "resolved.model": self.model.id,
             "resolved.revision": self.revision,
         }
+
+    def _engine_params(self) -> dict[str, Any]:
+        engine = self.spec.engine
+        if engine.is_endpoint:
+            from persona_mlflow.engines.openai import endpoint_url
+
+            return {"engine": engine.kind, "base_url": endpoint_url(engine.base_url)}
+        return {"dtype": engine.dtype, "quantization": engine.quantization}
 
     def longest_requests(self) -> Iterator[Request]:
         """One request per question and prompt format, with the longest persona: what a context must hold."""
@@ -133,31 +149,71 @@ def make_request(cell: Cell, question: Question) -> Request:
     )
 
 
-def make_plan(spec: ExperimentSpec) -> Plan:
+def make_plan(spec: ExperimentSpec, needs_weights: bool = True) -> Plan:
     """Look up everything that a spec names, and validate it.
+
+    Args:
+        spec: The experiment.
+        needs_weights: Whether a catalogue's model that is not on this machine has to be reached. Otherwise
+            its revision stays open (`UNKNOWN_REVISION`), and the plan can be looked at, but not run.
 
     Raises:
         UserError: Something is missing or wrong; the message says what, where, and the valid choices.
     """
-    from persona_mlflow.engines.identity import identify
-
     catalogue = spec.load_catalogue()
     personas = spec.select_personas(catalogue)
     factors = spec.select_factors(catalogue)
     questions = spec.load_questions()
     model = catalogue.model(spec.model)
-    revision = identify(model.id, spec.revision or model.revision, known=catalogue.models)
+    if spec.engine.is_endpoint:
+        revision = _endpoint_identity(spec)
+    else:
+        revision = _local_identity(spec, model, catalogue, needs_weights)
     grid = Grid(personas, factors, catalogue, _generation(spec, model, revision))
     return Plan(spec, catalogue, model, revision, questions, grid)
 
 
+def _local_identity(spec: ExperimentSpec, model: Model, catalogue: Catalogue, needs_weights: bool) -> str:
+    from persona_mlflow.engines.identity import identify, local_path
+
+    if not needs_weights and model.id != model.name and local_path(model.id) is None:
+        from huggingface_hub import try_to_load_from_cache
+
+        # Not from the hub: a plan is looked at without a network, too.
+        config = try_to_load_from_cache(model.id, "config.json", revision=spec.revision or model.revision)
+        return Path(config).parent.name if isinstance(config, str) else UNKNOWN_REVISION
+    return identify(model.id, spec.revision or model.revision, known=catalogue.models)
+
+
+def _endpoint_identity(spec: ExperimentSpec) -> str:
+    """Nobody sees the weights behind an endpoint: they are known by its address, or by the user's word."""
+    from persona_mlflow.engines.openai import endpoint_url
+
+    return f"endpoint:{spec.revision or endpoint_url(spec.engine.base_url)}"
+
+
+def _sends_top_k(spec: ExperimentSpec) -> bool:
+    from persona_mlflow.engines.openai import takes_top_k
+
+    asked = spec.engine.send_top_k
+    return takes_top_k(spec.engine.base_url) if asked is None else asked
+
+
 def _generation(spec: ExperimentSpec, model: Model, revision: str) -> Mapping[str, Any]:
-    return {
+    """What shapes a draw beside its persona, setting and question; part of every cell's identity."""
+    engine = spec.engine
+    shared = {
         "model": model.id,
         "revision": revision,
         "decoding": spec.decoding.model_dump(),
         "seed": spec.seed,
-        "dtype": spec.engine.dtype,
-        "quantization": spec.engine.quantization,
-        "deterministic": spec.engine.deterministic,
+    }
+    if engine.is_endpoint:
+        extra = {"extra_body": engine.extra_body} if engine.extra_body else {}
+        return {**shared, "engine": engine.kind, "send_top_k": _sends_top_k(spec), **extra}
+    return {
+        **shared,
+        "dtype": engine.dtype,
+        "quantization": engine.quantization,
+        "deterministic": engine.deterministic,
     }

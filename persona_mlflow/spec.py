@@ -8,35 +8,25 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    field_validator,
-)
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
 from persona_mlflow.catalog import Catalogue, Persona, load_catalogue, read_yaml
 from persona_mlflow.errors import UserError, choices
 from persona_mlflow.factors import FACTORS, Level
+from persona_mlflow.spec_sections import (
+    CatalogueFiles,
+    DecodingSpec,
+    EngineSpec,
+    LocalEngineSpec,
+    PrismSpec,
+    Section,
+    Whole,
+)
 
 if TYPE_CHECKING:
     from persona_mlflow.questions import QuestionSet
-
-
-def _no_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("must be a whole number")
-    return value
-
-
-# YAML's `yes` and `on` are booleans, and Python's booleans are whole numbers.
-Whole = Annotated[int, BeforeValidator(_no_bool)]
 
 
 FACTOR_OPTIONS = ("ppf", "tpf", "temperature", "repeat")
@@ -47,101 +37,19 @@ _OPTIONS = {
     "prism.evaluator": "prism",
     "prism.sample": "prism-sample",
     "prism.base_url": "prism-base-url",
+    "engine.kind": "engine",
 }
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DecodingSpec(_Section):
-    """How every completion is drawn (P1 §4). Temperature is a factor, not a part of this."""
-
-    max_new_tokens: Whole = Field(default=1000, ge=1, le=1_000_000)
-    top_k: Whole = Field(default=50, ge=0, le=1_000_000)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-
-
-class EngineSpec(_Section):
-    """Where and how the model runs. None of it is meant to change an answer, but dtype and quantization do.
-
-    Attributes:
-        batch_size: Rows decoded together, or ``auto``.
-        dtype: ``auto`` is bfloat16 on GPUs that have it and float32 on CPU.
-        quantization: Load the weights in 4 or 8 bit through bitsandbytes.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` …
-        deterministic: One fixed batch size and float32, so that arithmetic never depends on the batch.
-    """
-
-    batch_size: Whole | Literal["auto"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["none", "8bit", "4bit"] = "none"
-    device: str = "auto"
-    deterministic: bool = False
-
-    @field_validator("batch_size")
-    @classmethod
-    def _positive(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and not 1 <= value <= 65_536:
-            raise ValueError("must be a whole number from 1 to 65,536, or auto")
-        return value
-
-
-class PrismSpec(_Section):
-    """Whether and how PRISM scores the generations (P2 §3). None of it shapes an answer.
-
-    Attributes:
-        evaluator: A model as `ExperimentSpec.model`, or ``openai:NAME`` behind an OpenAI-compatible endpoint;
-            without one, nothing is scored.
-        sample: Questions that are scored in each run, the same in all; 0 or ``all`` for every question.
-        layout: Context and response before the described states, or after them.
-        seed: Seed of the sample and of the order of the labels; the experiment's by default.
-        tpf: The task prompt formats that ask for an explanation; only their runs are scored.
-        base_url: The endpoint's address; OpenAI's own by default.
-        api_key_env: The environment variable that holds the endpoint's key.
-    """
-
-    evaluator: str | None = Field(default=None, min_length=1)
-    sample: Whole | Literal["all"] = 20
-    layout: Literal["labels-last", "labels-first"] = "labels-last"
-    seed: Whole | None = Field(default=None, ge=0, lt=2**63)
-    tpf: list[str] = Field(default=["explain", "explain-persona"], min_length=1)
-    base_url: str | None = None
-    api_key_env: str = Field(default="OPENAI_API_KEY", min_length=1)
-
-    @field_validator("sample")
-    @classmethod
-    def _not_negative(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and not 0 <= value < 2**31:
-            raise ValueError("must be a whole number from 0, or all")
-        return value
-
-    @field_validator("base_url")
-    @classmethod
-    def _without_password(cls, value: str | None) -> str | None:
-        # The address is logged.
-        if value is not None and "@" in urlsplit(value).netloc:
-            raise ValueError("must hold no user and no password: put the key into the environment variable")
-        return value
-
-
-class CatalogueFiles(_Section):
-    """The user's own catalogue files; a relative path is looked up beside the spec, then from here."""
-
-    personas: Path | None = None
-    prompts: Path | None = None
-    models: Path | None = None
-    categories: Path | None = None
-
-
-class ExperimentSpec(_Section):
+class ExperimentSpec(Section):
     """What an experiment runs: every persona in every setting, on every question.
 
     Attributes:
         name: Names the MLflow experiment and the output folder.
         description: Stands on the parent run.
         model: A short name, hub id, local folder or GGUF file.
-        revision: A hub commit or tag of the model.
+        revision: A hub commit or tag of the model. Behind an endpoint, your own name for the weights that it
+            serves: they are then known by that, and no longer by the endpoint's address.
         questions: What `persona_mlflow.questions.load_questions` takes as its source.
         categories: Restrict to these question categories.
         limit: This many questions in all, balanced over the categories.
@@ -162,9 +70,9 @@ class ExperimentSpec(_Section):
     questions: str | dict[str, Any] = "builtin"
     categories: list[str] | None = None
     limit: Whole | None = Field(default=None, ge=1, lt=2**31)
-    drop: list[Literal["duplicates", "equal_options"]] = []
+    drop: list[Literal["duplicates", "equal_options"]] = Field(default=[])
     personas: Literal["all"] | list[str] = "all"
-    factors: dict[str, list[Any]] = {}
+    factors: dict[str, list[Any]] = Field(default={})
     decoding: DecodingSpec = DecodingSpec()
     seed: Whole = Field(default=0, ge=0, lt=2**63)
     engine: EngineSpec = EngineSpec()
@@ -297,7 +205,32 @@ def parse_spec(
     except ValidationError as error:
         raise UserError(explain(error.errors(), ExperimentSpec, source, frozenset(overridden))) from error
     spec._source, spec._overridden = source, frozenset(overridden)
+    _check_engine(spec)
     return spec
+
+
+def _check_engine(spec: ExperimentSpec) -> None:
+    """Refuse settings of the engine that is not used: they would change nothing without a word."""
+    engine = spec.engine
+    local = frozenset(LocalEngineSpec.model_fields)
+    if engine.is_endpoint:
+        # An evaluator that is loaded here takes the local settings.
+        scored_here = spec.prism.evaluator is not None and not spec.prism.evaluator.startswith("openai:")
+        wrong = frozenset() if scored_here else local
+        why = (
+            "goes with a model that is loaded here; behind an endpoint its server decides that: leave it out"
+        )
+    else:
+        wrong = frozenset(EngineSpec.model_fields) - local - {"kind"}
+        why = "goes with a model behind an endpoint: add --engine openai (engine.kind), or leave it out"
+    for key in EngineSpec.model_fields:
+        if key in wrong and key in engine.model_fields_set:
+            raise UserError(f"{spec.place(f'engine.{key}')}: {why}")
+    if engine.cost_cap is not None and None in (engine.price_prompt, engine.price_completion):
+        raise UserError(
+            f"{spec.place('engine.cost_cap')}: takes engine.price_prompt and engine.price_completion, per "
+            "million tokens"
+        )
 
 
 def _resolve_paths(content: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:

@@ -65,6 +65,19 @@ QUESTION_OPTIONS = (
 PERSONA_OPTIONS = (
     click.option("--personas", "-p", metavar="A,B", help="Persona names, `all`, or a YAML file of personas."),
 )
+ENDPOINT_OPTIONS = (
+    click.option("--base-url", metavar="URL", help="The endpoint's address.  [OpenAI's own]"),
+    click.option("--api-key-env", metavar="NAME", help="Variable that holds its key.  [OPENAI_API_KEY]"),
+    click.option("--requests-per-minute", type=float, metavar="N", help="Most requests a minute."),
+    click.option("--concurrency", type=int, metavar="N", help="Most requests at once.  [8]"),
+    click.option("--price-prompt", type=float, metavar="X", help="Per million prompt tokens."),
+    click.option("--price-completion", type=float, metavar="X", help="Per million completion tokens."),
+    click.option("--cost-cap", type=float, metavar="X", help="Most that one call may spend."),
+)
+_ENDPOINT_KEYS = (
+    *("base_url", "api_key_env", "requests_per_minute", "concurrency"),
+    *("price_prompt", "price_completion", "cost_cap"),
+)
 SPEC_OPTIONS = (
     click.option("--model", "-m", metavar="NAME", help="Short name, hub id, local folder or GGUF file."),
     click.option("--revision", metavar="COMMIT", help="Hub commit or tag of the model."),
@@ -90,6 +103,12 @@ SPEC_OPTIONS = (
         type=bool,
         help="One row at a time, in float32: no answer can depend on its batch.",
     ),
+    click.option(
+        "--engine",
+        metavar="KIND",
+        help="transformers loads the model; openai asks an OpenAI-compatible server.  [transformers]",
+    ),
+    *ENDPOINT_OPTIONS,
     click.option(
         "--prism",
         metavar="EVALUATOR",
@@ -148,8 +167,9 @@ def read_spec(options: Mapping[str, Any]) -> ExperimentSpec:
         "engine.batch_size": _whole(options.get("batch_size")),
         **{
             f"engine.{name}": options.get(name)
-            for name in ("dtype", "quantization", "device", "deterministic")
+            for name in ("dtype", "quantization", "device", "deterministic", *_ENDPOINT_KEYS)
         },
+        "engine.kind": options.get("engine"),
         "prism.evaluator": options.get("prism"),
         "prism.sample": _whole(options.get("prism_sample")),
         "prism.base_url": options.get("prism_base_url"),

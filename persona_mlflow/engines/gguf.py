@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
 import importlib.util
 import io
 import os
@@ -49,6 +50,19 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def converted_folder(path: Path, digest: str) -> Path:
+    """Where the float32 copy of a GGUF file lies, or would lie.
+
+    Args:
+        path: The GGUF file.
+        digest: Its `file_hash`.
+    """
+    # Not by importing transformers, which takes seconds.
+    version = importlib.metadata.version("transformers")
+    name = f"{path.stem}-{digest[:16]}-{path.stat().st_size}-transformers-{version}"
+    return cache_root() / "gguf" / name
+
+
 def converted(path: Path, digest: str) -> Path:
     """Give the folder with the float32 copy of a GGUF file, converting it first where there is none.
 
@@ -66,12 +80,10 @@ def converted(path: Path, digest: str) -> Path:
         UserError: The package ``gguf`` is missing, the file is no GGUF or of an unknown architecture, or the
             cache cannot be written.
     """
-    import transformers
     from filelock import FileLock
 
-    root = cache_root() / "gguf"
-    name = f"{path.stem}-{digest[:16]}-{path.stat().st_size}-transformers-{transformers.__version__}"
-    folder = root / name
+    folder = converted_folder(path, digest)
+    root, name = folder.parent, folder.name
     if folder.is_dir():
         return folder
     if importlib.util.find_spec("gguf") is None:

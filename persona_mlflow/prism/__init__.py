@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from persona_mlflow.prism.cases import Case as Case
     from persona_mlflow.prism.cases import Example as Example
     from persona_mlflow.prism.cases import Profile as Profile
-    from persona_mlflow.prism.endpoint import load_judge_engine as load_judge_engine
     from persona_mlflow.prism.evaluators import load_evaluator as load_evaluator
     from persona_mlflow.prism.evaluators import load_local as load_local
     from persona_mlflow.prism.genai import prism_scorer as prism_scorer
+    from persona_mlflow.prism.judge_engine import load_judge_engine as load_judge_engine
     from persona_mlflow.prism.judges import judge_examples as judge_examples
     from persona_mlflow.prism.judges import load_judge as load_judge
     from persona_mlflow.prism.ranking import ranking_metrics as ranking_metrics
@@ -42,7 +42,7 @@ _HOME = {
     "load_benchmark": "benchmarks",
     "load_evaluator": "evaluators",
     "load_judge": "judges",
-    "load_judge_engine": "endpoint",
+    "load_judge_engine": "judge_engine",
     "load_local": "evaluators",
     "order_sensitivity": "scoring",
     "prism_scorer": "genai",

@@ -101,7 +101,7 @@ class Backends:
 
     def engine(self, reference: str, judge: TextJudge) -> Engine:
         """What answers a judge's prompts."""
-        from persona_mlflow.prism.endpoint import load_judge_engine
+        from persona_mlflow.prism.judge_engine import load_judge_engine
 
         if reference.startswith(ENDPOINT):
             return load_judge_engine(reference, judge, **self._endpoint())
@@ -120,20 +120,9 @@ class Backends:
         return 1 if self._spec.engine.deterministic else self._spec.engine.batch_size
 
     def _endpoint(self) -> dict[str, Any]:
-        from persona_mlflow.prism.pacing import Prices
+        from persona_mlflow.engines.openai import endpoint_settings
 
-        found = self._spec.endpoint
-        prices = None
-        if found.price_prompt is not None or found.price_completion is not None:
-            prices = Prices(found.price_prompt or 0.0, found.price_completion or 0.0)
-        return {
-            "base_url": found.base_url,
-            "api_key_env": found.api_key_env,
-            "concurrency": found.concurrency,
-            "requests_per_minute": found.requests_per_minute,
-            "prices": prices,
-            "cost_cap": found.cost_cap,
-        }
+        return endpoint_settings(self._spec.endpoint)
 
     def _load(self, reference: str) -> Loaded:
         if self._loaded is None or self._reference != reference:

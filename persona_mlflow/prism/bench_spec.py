@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from persona_mlflow.catalog import read_yaml
 from persona_mlflow.errors import UserError
-from persona_mlflow.spec import EngineSpec, Whole, explain, with_overrides
+from persona_mlflow.spec import explain, with_overrides
+from persona_mlflow.spec_sections import EndpointSpec, LocalEngineSpec, Section, Whole
 
 METHODS = ("prism", "vanilla", "cot", "selene", "pandalm", "alignscore")
 """What can be compared: PRISM and the judges of P2 §4."""
@@ -20,36 +21,18 @@ OWN_MODEL = ("selene", "pandalm", "alignscore")
 """Judges that are a model of their own, whichever evaluators are compared."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class EndpointSpec(_Section):
-    """The OpenAI-compatible endpoint of evaluators named ``openai:MODEL``.
+class JudgeEndpointSpec(EndpointSpec):
+    """The OpenAI-compatible endpoint of evaluators named ``openai:MODEL``; a cost cap is one method's.
 
     Attributes:
-        base_url: Its address; OpenAI's own by default.
-        api_key_env: The environment variable that holds the key.
-        concurrency: Most requests at once.
-        requests_per_minute: Most requests a minute; no limit by default.
-        price_prompt: Per million prompt tokens, in any one currency.
-        price_completion: Per million completion tokens.
-        cost_cap: Most that one method may spend; needs both prices.
         votes: Sampled one-token answers per prompt for PRISM where the endpoint gives no log-probabilities;
             0 asks for log-probabilities alone.
     """
 
-    base_url: str | None = None
-    api_key_env: str = "OPENAI_API_KEY"
-    concurrency: Whole = Field(default=8, ge=1, le=1000)
-    requests_per_minute: float | None = Field(default=None, gt=0)
-    price_prompt: float | None = Field(default=None, ge=0)
-    price_completion: float | None = Field(default=None, ge=0)
-    cost_cap: float | None = Field(default=None, gt=0)
     votes: Whole = Field(default=0, ge=0, le=1000)
 
 
-class JudgeFiles(_Section):
+class JudgeFiles(Section):
     """Where the judges with models of their own are loaded from: hub id or local folder.
 
     Attributes:
@@ -65,7 +48,7 @@ class JudgeFiles(_Section):
     alignscore_tokenizer: str = "roberta-large"
 
 
-class BenchSpec(_Section):
+class BenchSpec(Section):
     """One benchmark and the methods that are compared on it.
 
     Attributes:
@@ -96,7 +79,7 @@ class BenchSpec(_Section):
     benchmark: Literal["big5-easy", "big5-hard", "social"] = "big5-easy"
     data: str | None = None
     swap: Literal["profile", "response"] = "profile"
-    keep: list[str] = []
+    keep: list[str] = Field(default=[])
     size: Whole | None = Field(default=None, ge=1, lt=2**31)
     seed: Whole = Field(default=0, ge=0, lt=2**31)
     evaluators: list[str] = Field(default=["smollm2"], min_length=1)
@@ -109,8 +92,8 @@ class BenchSpec(_Section):
     layouts: list[Literal["labels-last", "labels-first"]] = Field(default=["labels-last"], min_length=1)
     order_cases: Whole = Field(default=24, ge=0, le=100_000)
     max_new_tokens: Whole | None = Field(default=None, ge=1, le=100_000)
-    engine: EngineSpec = EngineSpec()
-    endpoint: EndpointSpec = EndpointSpec()
+    engine: LocalEngineSpec = LocalEngineSpec()
+    endpoint: JudgeEndpointSpec = JudgeEndpointSpec()
     judges: JudgeFiles = JudgeFiles()
 
     @field_validator("temperatures")

@@ -12,8 +12,8 @@ from persona_mlflow.prism.prompt import LABELS, LabelPrompt
 
 if TYPE_CHECKING:
     from persona_mlflow.engines.models import Loaded
+    from persona_mlflow.engines.pacing import Prices
     from persona_mlflow.prism.openai_evaluator import OpenAIEvaluator as OpenAIEvaluator
-    from persona_mlflow.prism.pacing import Prices
 
 Facts = dict[str, str | int | float | bool]
 
@@ -131,7 +131,7 @@ def load_evaluator(
         UserError: No model of this name can be had, or a setting is not valid.
     """
     if isinstance(reference, str):
-        from persona_mlflow.prism.openai_client import endpoint_model
+        from persona_mlflow.engines.openai_client import endpoint_model
 
         name = endpoint_model(reference, base_url, "evaluator")
         if name is not None:

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from persona_mlflow.engines.openai_client import ChatClient
+from persona_mlflow.engines.openai_connection import KEY_VARIABLE, Call, Reply, RequestRefused
+from persona_mlflow.engines.pacing import Usage
 from persona_mlflow.errors import UserError
 from persona_mlflow.prism.evaluators import VARIANTS, Facts, LabelScore, unscored
-from persona_mlflow.prism.openai_client import ChatClient
-from persona_mlflow.prism.openai_connection import KEY_VARIABLE, Call, Reply, RequestRefused
-from persona_mlflow.prism.pacing import Usage
 from persona_mlflow.prism.prompt import LABELS, SYSTEM, LabelPrompt
 
 _PROBE = f"{'. '.join(LABELS)}. Answer with the letter A, B or C."

@@ -15,14 +15,15 @@ import persona_mlflow
 from persona_mlflow import prism
 from persona_mlflow.engines.base import Completion, Decoding, Draw, Request
 from persona_mlflow.engines.hf import HFEngine
+from persona_mlflow.engines.openai import OpenAIEngine
+from persona_mlflow.engines.openai_client import endpoint_model
 from persona_mlflow.errors import UserError
 from persona_mlflow.prism.cases import Case, Profile
 from persona_mlflow.prism.dimensions import DIMENSIONS, STATES
-from persona_mlflow.prism.endpoint import OpenAIEngine, load_judge_engine
 from persona_mlflow.prism.evaluators import LabelScore, load_evaluator, load_local, shared_evaluator
 from persona_mlflow.prism.hf_evaluator import HFEvaluator
+from persona_mlflow.prism.judge_engine import load_judge_engine
 from persona_mlflow.prism.judges import DirectJudge, judge_decoding
-from persona_mlflow.prism.openai_client import endpoint_model
 from persona_mlflow.prism.prompt import LABELS, LabelPrompt, case_prompts
 from tiny_models import build
 

@@ -19,14 +19,14 @@ from test_prism_prompt import INST, sentencepiece_like
 from tokenizers import normalizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from persona_mlflow.engines.openai_connection import Reply
+from persona_mlflow.engines.pacing import CostCapReached, Prices
 from persona_mlflow.errors import UserError
 from persona_mlflow.prism.cases import Case, Profile
 from persona_mlflow.prism.dimensions import DIMENSIONS
 from persona_mlflow.prism.evaluators import LabelScore, OpenAIEvaluator, load_evaluator
 from persona_mlflow.prism.hf_evaluator import HFEvaluator
-from persona_mlflow.prism.openai_connection import Reply
 from persona_mlflow.prism.openai_evaluator import count_votes
-from persona_mlflow.prism.pacing import CostCapReached, Prices
 from persona_mlflow.prism.prompt import LABELS, LabelPrompt, case_prompts
 from servers import free_port, running, wait_until
 from tiny_models import build, build_model, build_tokenizer

@@ -354,7 +354,7 @@ import json, sys
 from pathlib import Path
 from persona_mlflow.engines.base import Decoding
 from persona_mlflow.prism.cases import Case, Example, Profile
-from persona_mlflow.prism.endpoint import OpenAIEngine
+from persona_mlflow.engines.openai import OpenAIEngine
 from persona_mlflow.prism.judges import DirectJudge, judge_examples
 
 url, model, output, result = sys.argv[1:]

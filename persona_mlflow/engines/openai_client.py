@@ -10,11 +10,11 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 
+from persona_mlflow.engines.openai_connection import KEY_VARIABLE, Call, Connection, Passing, Reply
+from persona_mlflow.engines.pacing import Budget, Pace, Prices, Usage, backoff
 from persona_mlflow.errors import UserError
-from persona_mlflow.prism.openai_connection import KEY_VARIABLE, Call, Connection, Passing, Reply
-from persona_mlflow.prism.pacing import Budget, Pace, Prices, Usage, backoff
 
 PREFIX = "openai:"
 """What a reference to a model behind an endpoint starts with; a name at the endpoint follows."""
@@ -116,7 +116,6 @@ class ChatClient:
         running: set[Future[Reply]] = set()
         failure: UserError | None = None
         stop = threading.Event()
-        pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="endpoint")
         try:
             while True:
                 while failure is None and len(running) < self._concurrency:
@@ -132,7 +131,7 @@ class ChatClient:
                         # What is in flight may turn out cheaper than what was set aside for it.
                         failure = None if running else self._budget.exhausted()
                         break
-                    running.add(pool.submit(self._answer, waiting, worst, stop))
+                    running.add(self._start(waiting, worst, stop))
                     waiting = None
                 if not running:
                     break
@@ -152,7 +151,6 @@ class ChatClient:
                 raise failure
         finally:
             stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
         """Close the connections."""
@@ -164,6 +162,23 @@ class ChatClient:
             return 0.0
         prompt = sum(len(text.encode("utf-8", "replace")) for text in (call.system, call.user))
         return self._budget.prices.cost(prompt + _TEMPLATE_TOKENS, call.max_tokens)
+
+    def _start(self, call: Call, worst: float, stop: threading.Event) -> Future[Reply]:
+        """Answer a call in a thread of its own.
+
+        The threads are daemons: those of a pool would be waited for at the end of the process, so that an
+        interrupted one would hang until the server has answered what it still has.
+        """
+        future: Future[Reply] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(self._answer(call, worst, stop))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=work, name="endpoint", daemon=True).start()
+        return future
 
     def _answer(self, call: Call, worst: float, stop: threading.Event) -> Reply:
         """Ask until there is an answer, or an error that does not pass."""

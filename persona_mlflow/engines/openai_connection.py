@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+from persona_mlflow.engines.pacing import retry_after
 from persona_mlflow.errors import UserError, choices
-from persona_mlflow.prism.pacing import retry_after
 
 if TYPE_CHECKING:
     import openai
