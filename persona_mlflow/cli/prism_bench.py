@@ -292,7 +292,7 @@ def _cell(metrics: MethodMetrics, name: str) -> str:
     value, bounds = metrics[name], metrics.intervals.get(name)
     if value is None:
         return "–"
-    return f"{value:.3f}" + (f" [{bounds[0]:.3f}, {bounds[1]:.3f}]" if bounds else "")
+    return f"{value:.3f}" + (f"\n[{bounds[0]:.3f}, {bounds[1]:.3f}]" if bounds else "")
 
 
 def _chance(benchmark: Benchmark) -> float:
