@@ -15,17 +15,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import psutil
 import pytest
 from mlflow import MlflowClient
 
 from experiments import call, read_ledger, start, write_spec
 from persona_mlflow.distributed.claims import Claim, Claims, Gone
-from persona_mlflow.distributed.place import Place, find_place, own_gpus
+from persona_mlflow.distributed.place import Place, find_place, leave_group, own_gpus
 from persona_mlflow.distributed.presence import Presence, is_alive, last_sign
 from persona_mlflow.distributed.units import Lengths, Unit, cut
 from persona_mlflow.errors import UserError
+from persona_mlflow.ledger import Ledger, Row
 from persona_mlflow.plan import Plan, make_plan
 from persona_mlflow.spec import load_spec
 from persona_mlflow.store import resolve_tracking_uri
@@ -220,6 +220,32 @@ def test_X2_one_run_even_with_a_first_process_on_each_node_and_with_empty_shards
     assert sum(map(len, read_ledger(workdir / "out").values())) == 1
 
 
+# ----------------------------------------------------------------------------------------- the ledger
+
+
+def test_R7_what_another_process_is_writing_is_left_alone_and_gathered_when_it_is_gone(
+    tmp_path: Path, plan: Plan
+) -> None:
+    cell = plan.grid.cells[0]
+    ledger = Ledger(tmp_path)
+    before, mine, theirs = ledger.open(cell), ledger.open(cell, "0-a"), ledger.open(cell, "1-b")
+    rows = [Row(f"q{i}", "A", "stop", 1, 1, "", 0.0) for i in range(4)]
+    before.append(rows[:1])
+    mine.append(rows[1:2])
+    theirs.append(rows[2:])
+    (part,) = tmp_path.glob("parts/1-b/*.jsonl")
+    part.write_bytes(part.read_bytes()[:-9])
+    torn = part.read_bytes()
+    assert set(mine.rows()) == {"q0", "q1", "q2"}
+    assert set(mine.rows(parts=False)) == {"q0"}
+    assert part.read_bytes() == torn
+    before.gather()
+    assert [path.name for path in tmp_path.rglob("*.jsonl")] == [before.jsonl.name]
+    assert before.rows() == {row.question_id: row for row in rows[:3]}
+    ledger.drop_empty_parts()
+    assert not (tmp_path / "parts").exists()
+
+
 # ------------------------------------------------------------------------------------------ the queue
 
 
@@ -360,6 +386,13 @@ def test_the_place_comes_from_the_launcher_or_from_the_option(monkeypatch: pytes
         find_place()
 
 
+def test_no_library_finds_a_process_group_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    leave_group(find_place())
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"} & set(os.environ)
+
+
 def test_a_machine_s_gpus_are_dealt_out_evenly() -> None:
     def dealt(gpus: int, processes: int) -> list[list[str]]:
         names = [str(i) for i in range(gpus)]
@@ -382,4 +415,3 @@ def test_the_others_are_given_the_same_options() -> None:
     assert "--num-processes" not in " ".join(again)
     expected = {**context.params, "num_processes": None}
     assert run.make_context("run", again[1:]).params == expected
-    assert isinstance(context, click.Context)
