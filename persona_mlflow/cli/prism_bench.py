@@ -53,16 +53,25 @@ ENDPOINT_OPTIONS = (
 @click.command()
 @click.option("--experiment", "-e", metavar="FILE", help="YAML file, or the name of a shipped prism-… one.")
 @add_options(*BENCHMARK_OPTIONS)
-@click.option("--evaluator", "evaluators", callback=split_list, metavar="A,B", help="Models.  [smollm2]")
+@click.option(
+    "--evaluator", "--evaluators", "evaluators", callback=split_list, metavar="A,B", help="Models.  [smollm2]"
+)
 @click.option(
     "--methods", callback=split_list, metavar="A,B", help="prism, vanilla, cot, selene, pandalm, alignscore."
 )
 @click.option("--points", callback=split_list, metavar="5,7", help="Rubrics of vanilla and cot.  [5]")
 @click.option(
-    "--temperature", "temperatures", callback=split_list, metavar="0,1", help="Of vanilla and cot.  [0]"
+    "--temperature",
+    "--temperatures",
+    "temperatures",
+    callback=split_list,
+    metavar="0,1",
+    help="Of vanilla and cot.  [0]",
 )
 @click.option("--seeds", type=int, metavar="N", help="Draws per reply above temperature 0.  [3]")
-@click.option("--layout", "layouts", callback=split_list, metavar="A,B", help="labels-last, labels-first.")
+@click.option(
+    "--layout", "--layouts", "layouts", callback=split_list, metavar="A,B", help="labels-last, labels-first."
+)
 @click.option("--order-cases", type=int, metavar="N", help="Cases asked in all orders of the labels.  [24]")
 @click.option("--max-new-tokens", type=int, metavar="N", help="Most tokens of a judge's reply.")
 @click.option("--alignscore", metavar="FILE", help="AlignScore's checkpoint.")
@@ -90,11 +99,13 @@ def bench(
     """
     from persona_mlflow.cli.interruption import interruptible
     from persona_mlflow.cli.run import refuse_several_processes
+    from persona_mlflow.prism.bench_spec import plan_methods
     from persona_mlflow.store import check_reachable, resolve_tracking_uri
 
     refuse_several_processes()
     check_draws("--draws", draws)
     spec = read_bench_spec(experiment, options)
+    plan_methods(spec)
     check_reachable(resolve_tracking_uri(tracking_uri))
     benchmark = load(spec)
     folder = output or Path("outputs") / spec.title
@@ -151,6 +162,13 @@ def read_bench_spec(experiment: str | None, options: Mapping[str, Any]) -> Bench
         "judges": ("alignscore",),
     }
     place = {name: f"{section}.{name}" for section, names in sections.items() for name in names}
+    if given := [name for name in sections["endpoint"] if options.get(name) is not None]:
+        names = options.get("evaluators") or []
+        if not experiment and not any(str(name).startswith("openai:") for name in names):
+            raise UserError(
+                f"--{given[0].replace('_', '-')}: is for a model behind an endpoint; name one, as "
+                "--evaluator openai:MODEL, or leave the option out"
+            )
     overrides = {place.get(name, name): _number(name, value) for name, value in options.items()}
     return load_bench_spec(find_experiment(experiment, prism=True) if experiment else None, overrides)
 
@@ -257,15 +275,20 @@ def _print(benchmark: Benchmark, runs: Sequence[MethodRun], metrics: Sequence[Me
     for name in METRICS:
         table.add_column(headings[name], justify="right")
     table.add_column("scored", justify="right")
+    table.add_column("groups", justify="right")
     for run, found in zip(runs, metrics, strict=True):
         scored = run.frame["score"].notna().mean()
-        table.add_row(run.evaluator, run.label, *(_cell(found, name) for name in METRICS), f"{scored:.1%}")
+        groups = f"{found.groups_used['pair_auc']:,}"
+        table.add_row(
+            run.evaluator, run.label, *(_cell(found, name) for name in METRICS), f"{scored:.1%}", groups
+        )
     console = Console(highlight=False)
     console.print()
     console.print(table)
     console.print(
         f"{benchmark.name}, {len(benchmark.groups):,} groups; fractions of 1, by chance 0.5, 0.5 and "
-        f"{_chance(benchmark):.2f}; brackets hold 95 % bootstrap intervals over groups.",
+        f"{_chance(benchmark):.2f}; brackets hold 95 % bootstrap intervals over groups. Groups are those "
+        "with a scored positive and a scored negative.",
         soft_wrap=True,
     )
     for run, found in zip(runs, metrics, strict=True):

@@ -63,6 +63,7 @@ def score(
     """
     from persona_mlflow.prism.cases import read_cases
 
+    _check_files(file, output, table)
     cases = read_cases(file)
     spec = read_bench_spec(
         None, {**options, "evaluators": [evaluator], "layouts": [layout] if layout else None, "seed": seed}
@@ -76,6 +77,27 @@ def score(
     _print(cases, frame)
     for note in notes:
         click.echo(f"Note: {note}.", err=True)
+
+
+def _check_files(file: Path, output: Path | None, table: Path | None) -> None:
+    """Refuse, before any work, to write over what is read, or to a place that cannot be written.
+
+    Raises:
+        UserError: Two of the files are one, or the table's folder is not there.
+    """
+    named = [("FILE", file), ("--output", output), ("--table", table)]
+    seen: dict[Path, str] = {}
+    for name, path in named:
+        if path is None:
+            continue
+        real = path.expanduser().resolve()
+        if real in seen:
+            raise UserError(
+                f"{name} {path}: is {seen[real]} too, and would be written over; name another file"
+            )
+        seen[real] = name
+    if table is not None and not table.expanduser().resolve().parent.is_dir():
+        raise UserError(f"--table {table}: there is no such folder; make it, or name another")
 
 
 def _score(
@@ -172,6 +194,6 @@ def _mean(values: Any) -> float | None:
 
 def _write_table(frame: pd.DataFrame, path: Path) -> None:
     try:
-        frame.to_csv(path, index=False)
+        frame.to_csv(path.expanduser(), index=False)
     except OSError as error:
         raise UserError(f"--table {path}: cannot be written ({error.strerror or error})") from error

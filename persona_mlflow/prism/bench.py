@@ -82,7 +82,7 @@ class Bench:
         """
         for plan in self.plans:
             self.backends.revision(plan)  # a model that is not there is found out before the first is loaded
-        self._write_benchmark()
+        self._check_output()
         runs = []
         try:
             for plan in self.plans:
@@ -90,12 +90,33 @@ class Bench:
                 found = self._finished(plan, folder)
                 if found is None:
                     found = self._method(plan, folder)
+                    self._write_benchmark()  # not before: a call that is refused changes nothing
                     found.save(folder)
                 runs.append(found)
                 finished(found, folder)
         finally:
             self.backends.close()
         return runs
+
+    def _check_output(self) -> None:
+        """Refuse a folder that holds another benchmark; more or fewer groups of the same one may follow.
+
+        Raises:
+            UserError: It does.
+        """
+        path = self.output / BENCHMARK
+        try:
+            there = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: cannot be read ({error}); name another --output") from error
+        swap = dict(there.get("report", {})).get("options", {}).get("swap")
+        now = self.benchmark.report.options.get("swap")
+        if there and (there.get("name"), swap) != (self.benchmark.name, now):
+            found, wanted = (
+                f"{name} (swap {what})" if what else str(name)
+                for name, what in ((there.get("name"), swap), (self.benchmark.name, now))
+            )
+            raise UserError(f"{self.output}: holds {found}, not {wanted}; name another --output")
 
     def folder(self, plan: MethodPlan) -> Path:
         """Where a method run is kept."""

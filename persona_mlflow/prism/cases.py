@@ -185,6 +185,11 @@ class Case:
     def __post_init__(self) -> None:
         if not self.id:
             raise UserError("case: the id is empty; leave it out to get one from the content")
+        for name in ("context", "response"):
+            if not isinstance(getattr(self, name), str):
+                raise UserError(
+                    f"case {self.id}: the {name} must be a text, but is {_kind_of(getattr(self, name))}"
+                )
         if not self.response.strip():
             raise UserError(f"case {self.id}: the response is empty; there is nothing to score")
 
@@ -415,6 +420,11 @@ def read_cases(path: Path | str) -> list[Case]:
 def content_hash(*parts: Any) -> str:
     """16 hexadecimal digits that depend on the JSON of ``parts`` alone."""
     return hashlib.sha256(_ENCODER.encode(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def whole_text(text: str) -> str:
+    """Replace half of a surrogate pair, which JSON can hold and neither a file nor a tokenizer can."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _from_text(text: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from persona_mlflow.errors import UserError, choices
-from persona_mlflow.prism.cases import Case
+from persona_mlflow.prism.cases import Case, whole_text
 from persona_mlflow.prism.dimensions import DIMENSIONS, STATES, Dimensions, load_dimensions
 from persona_mlflow.prompting import PromptRenderer
 
@@ -90,8 +90,9 @@ def build_prompt(
     chosen = tuple(order) if order is not None else label_order(case.id, dimension, seed)
     if sorted(chosen) != sorted(STATES):
         raise UserError(f"order: {chosen} is not an order of {', '.join(STATES)}")
-    context = f"Situation:\n{case.context.strip()}\n\n" if case.context.strip() else ""
-    shown = f"{context}Reply:\n{case.response.strip()}"
+    given, response = whole_text(case.context).strip(), whole_text(case.response).strip()
+    context = f"Situation:\n{given}\n\n" if given else ""
+    shown = f"{context}Reply:\n{response}"
     question = f"Which description fits the reply, looking only at {found.about}?"
     labels = "\n".join(f"{label}. {space[state]}" for label, state in zip(LABELS, chosen, strict=True))
     closing = "Answer with the letter A, B or C."

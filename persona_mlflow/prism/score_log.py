@@ -30,7 +30,9 @@ class ScoreLog:
 
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                lock = FileLock(self._path.with_name(f".{self._path.name}.lock"))
+                place = self._path.with_name(f".{self._path.name}.lock")
+                place.touch()  # a folder that cannot be written is no lock that another process holds
+                lock = FileLock(place)
                 self._stack.enter_context(lock.acquire(timeout=0))
             except Timeout as error:
                 raise UserError(
@@ -55,6 +57,8 @@ class ScoreLog:
             end = 0
             for number, line in enumerate(file):
                 if not line.endswith(b"\n"):
+                    if not number:
+                        self._check_torn(line)
                     break
                 try:
                     record = dict(json.loads(line))
@@ -72,6 +76,12 @@ class ScoreLog:
                 end += len(line)
             file.truncate(end)
 
+    def _check_torn(self, line: bytes) -> None:
+        """A crash can tear off the header, too; any other single line is somebody else's file."""
+        whole = json.dumps(self._header, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        if not whole.startswith(line):
+            raise UserError(f"{self._path}: not a file of PRISM scores; name another")
+
     def _check(self, header: Mapping[str, Any]) -> None:
         differ = [key for key in self._header if header.get(key) != self._header[key]]
         if not differ:
@@ -81,7 +91,7 @@ class ScoreLog:
         facts = [f"{key} {header.get(key)!r}, now {self._header[key]!r}" for key in differ]
         raise UserError(
             f"{self._path}: holds scores of another setting ({'; '.join(facts)}), which are never mixed; "
-            "name another file"
+            "name another --output"
         )
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:

@@ -271,7 +271,7 @@ def _check_mass(done: Mapping[str, list[dict[str, Any]]], warn: bool) -> None:
     low = sum(mass < WARN_MASS for mass in masses)
     if warn and mean < WARN_MASS:
         warnings.warn(
-            f"the evaluator puts {mean:.2g} of its probability on the labels (mean over {len(masses)} "
+            f"the evaluator puts {mean:.3g} of its probability on the labels (mean over {len(masses)} "
             f"prompts, {low} of them under {WARN_MASS}): the scores say little of its answers",
             LabelMassWarning,
             stacklevel=3,

@@ -232,3 +232,9 @@ def test_a_model_loaded_once_is_shared_through_the_loaders(folder: Path) -> None
     assert all(module is loaded.model for module in modules)
     assert evaluator.identity() == load_evaluator(str(folder)).identity()
     assert same(scores(evaluator), scores(load_evaluator(str(folder))))
+
+
+@pytest.mark.parametrize(("context", "response"), [(None, "x"), ("c", None), ("c", 3)])
+def test_what_is_no_text_is_named(context: Any, response: Any) -> None:
+    with pytest.raises(UserError, match="must be a text, but is"):
+        Case("1", Profile("persona", name="a chef"), context, response)

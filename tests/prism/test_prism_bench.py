@@ -255,6 +255,7 @@ def test_a_killed_benchmark_goes_on_to_the_same_scores(
     ("changes", "message"),
     [
         (("--benchmark", "big5"), "--benchmark: 'big5'"),
+        (("--votes", "3"), "is for a model behind an endpoint"),
         (("--methods", "prism,vanila"), "'vanila'"),
         (("--points", "6"), "--points"),
         (("--points", "five"), "--points"),
@@ -336,6 +337,35 @@ def test_a_damaged_result_is_one_message(
     (Path("out/judging/prism") / "method_run.json").write_text("{")
     assert call(*arguments, "--methods", "prism") == 2
     assert "holds no readable scores" in capsys.readouterr().err
+
+
+def test_a_refused_call_changes_nothing_in_the_folder(
+    workdir: Path, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = (*arguments, "--methods", "prism", "--size", "4", "--order-cases", "0")
+    assert call(*few) == 0
+    before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+    for change, message in (
+        (("--seed", "3"), "name another --output"),
+        (("--swap", "response"), "holds big5-easy (swap profile), not big5-easy (swap response)"),
+        (("--benchmark", "big5-hard"), "not big5-hard; name another --output"),
+    ):
+        assert call(*few, *change) == 2
+        assert message in capsys.readouterr().err
+        assert {path: path.read_bytes() for path in before} == before
+
+
+def test_T3_groups_that_a_metric_cannot_use_are_counted(
+    workdir: Path, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*arguments, "--methods", "vanilla", "--temperature", "0.5", "--seeds", "1", "--json") == 0
+    (method,) = json.loads(capsys.readouterr().out)["methods"]
+    frame = loaded(Path("out"))["vanilla-5-t0.5"].frame
+    scored = (
+        frame[frame["score"].notna()].groupby("group")["positive"].agg(lambda sides: len(set(sides)) == 2)
+    )
+    assert method["groups"] == 18
+    assert method["groups_used"]["pair_auc"] == int(scored.sum()) < 18
 
 
 # ------------------------------------------------------------------------------------------------ the spec
@@ -480,3 +510,34 @@ def test_an_evaluator_that_does_not_answer_with_letters_is_refused(
     path = write_cases(workdir, CASES)
     assert call("prism", "score", str(path), "--evaluator", str(tmp_path / "mute")) == 2
     assert "Use another evaluator" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--table", "cases.jsonl"), "--table cases.jsonl: is FILE too"),
+        (("-o", "cases.jsonl"), "--output cases.jsonl: is FILE too"),
+        (("--table", "link.csv"), "is FILE too"),
+        (("-o", "new.jsonl", "--table", "new.jsonl"), "is --output too"),
+        (("--table", "nowhere/x.csv"), "there is no such folder"),
+        (("-o", "/proc/x.jsonl"), "cannot be written"),
+        (("-o", "other.jsonl"), "not a file of PRISM scores"),
+        (("--cost-cap", "1"), "is for a model behind an endpoint"),
+    ],
+)
+def test_nothing_is_written_over(
+    workdir: Path, model: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+) -> None:
+    path = write_cases(workdir, CASES[:1])
+    path.write_text(path.read_text().strip())
+    Path("link.csv").symlink_to(path)
+    Path("other.jsonl").write_text('{"somebody": "else\'s", "line": 1}')
+    before = {name: Path(name).read_bytes() for name in ("cases.jsonl", "other.jsonl")}
+    assert call("prism", "score", "cases.jsonl", "--evaluator", str(model), *options) == 2
+    assert message in capsys.readouterr().err
+    assert {name: Path(name).read_bytes() for name in before} == before
+
+
+def test_half_of_a_surrogate_pair_is_scored_as_any_odd_character(workdir: Path, model: Path) -> None:
+    path = write_cases(workdir, [{"profile": "a chef", "context": "\udc00", "response": "\ud800 \x00 x"}])
+    assert call("prism", "score", str(path), "--evaluator", str(model)) == 0

@@ -47,6 +47,7 @@ class MethodMetrics:
         seeds: The seeds.
         examples: Examples of the benchmark.
         groups: Groups of the benchmark.
+        groups_used: Metric → the groups that bear on it; the others have no scored positive or negative.
         unscored: Scores that are missing, over all seeds.
         unscored_share: Of examples × seeds.
         draws: Bootstrap draws.
@@ -63,6 +64,7 @@ class MethodMetrics:
     seeds: tuple[int, ...]
     examples: int
     groups: int
+    groups_used: Mapping[str, int]
     unscored: int
     unscored_share: float
     draws: int
@@ -156,6 +158,7 @@ def as_method_metrics(run: MethodRun, found: Measured, draws: int) -> MethodMetr
         seeds=tuple(run.seeds),
         examples=found.of_seeds[0].examples,
         groups=found.of_seeds[0].groups,
+        groups_used={name: int(n) for name, n in zip(METRICS, found.used, strict=True)},
         unscored=unscored,
         unscored_share=unscored / len(run.frame),
         draws=draws,

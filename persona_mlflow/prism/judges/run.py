@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from persona_mlflow.engines.base import Draw, Engine, Request
 from persona_mlflow.errors import UserError
+from persona_mlflow.prism.cases import whole_text
 from persona_mlflow.prism.judges.base import Query, ScoringJudge, TextJudge, Verdict, text_digest
 
 if TYPE_CHECKING:
@@ -143,7 +144,9 @@ class JudgeLog:
 
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._stack.enter_context(FileLock(f"{self.path}.lock", timeout=0))
+            lock = Path(f"{self.path}.lock")
+            lock.touch()  # a folder that cannot be written is no lock that another process holds
+            self._stack.enter_context(FileLock(lock, timeout=0))
             self._records = self._load()
         except Timeout as error:
             raise UserError(
@@ -178,7 +181,8 @@ class JudgeLog:
                 continue
             if record["prompt"] != digests[key]:
                 raise UserError(
-                    f"{self.path}: holds an answer for the id {key[0]!r} with another text; name another file"
+                    f"{self.path}: holds an answer for the id {key[0]!r} with another text; name another "
+                    "--output"
                 )
             found[key] = record
         return found
@@ -198,6 +202,11 @@ class JudgeLog:
             end = 0
             for number, line in enumerate(file):
                 if not line.endswith(b"\n"):  # torn off by a crash
+                    whole = json.dumps(self.header, ensure_ascii=False).encode("utf-8", "surrogatepass")
+                    if not number and not whole.startswith(line):
+                        raise UserError(
+                            f"{self.path}: not the record of this judge run; name another --output"
+                        )
                     break
                 end += len(line)
                 try:
@@ -221,7 +230,7 @@ class JudgeLog:
             return
         differ = sorted(k for k in {*header, *self.header} if header.get(k) != self.header.get(k))
         shown = "; ".join(f"{key}: {header.get(key)} there, {self.header.get(key)} now" for key in differ)
-        raise UserError(f"{self.path}: holds another judge run ({shown}); name another file")
+        raise UserError(f"{self.path}: holds another judge run ({shown}); name another --output")
 
 
 def draw_seed(seed: int, example: str) -> int:
@@ -250,7 +259,7 @@ def _ask(
     """Generate what is not on record, and yield it as it comes; the seeds of one prompt share it."""
     prompts: dict[tuple[str, str], list[Key]] = {}
     for key, query in queries.items():
-        prompts.setdefault((_whole(query.system), _whole(query.user)), []).append(key)
+        prompts.setdefault((whole_text(query.system), whole_text(query.user)), []).append(key)
     requests = [
         Request(system, user, tuple(Draw(key, float(temperature), draw_seed(key[1], key[0])) for key in keys))
         for (system, user), keys in prompts.items()
@@ -264,7 +273,7 @@ def _ask(
                 "id": completion.key[0],  # type: ignore[index]
                 "seed": completion.key[1],  # type: ignore[index]
                 "prompt": queries[completion.key].digest,  # type: ignore[index]
-                "reply": _whole(completion.text),
+                "reply": whole_text(completion.text),
                 "finish_reason": completion.finish_reason,
                 "prompt_tokens": completion.prompt_tokens,
                 "completion_tokens": completion.completion_tokens,
@@ -275,11 +284,6 @@ def _ask(
         ]
         log.append(records)
         yield {(r["id"], r["seed"]): r for r in records}
-
-
-def _whole(text: str) -> str:
-    """Replace half of a surrogate pair, which JSON can hold and neither a file nor a data frame can."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _read(judge: TextJudge, query: Query, record: Mapping[str, Any]) -> Verdict:
