@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 SHORTEST_LIMIT = 16
 PROBE_LIMIT = 8
 LARGE = 3
-"""How many batches a large round has."""
+"""How many batches a large round has; one less on a machine that is slow at reading."""
+
+READING_SHARE = 0.6
+"""The share of a calibration's time that reading prompts may take."""
 
 LEAST_ERROR = 0.1
 """Relative error that a short calibration cannot go below: the machine's other work, and longer contexts."""
@@ -135,15 +138,18 @@ def measure(
     endpoint = plan.spec.engine.is_endpoint
     _run(engine, _take(source, 2), min(2, most), clock)  # the first batch pays for what later ones reuse
     rows = _rows(plan, engine)
-    large = min(LARGE * rows, plan.draws)
+    probe = _run(engine, _take(source, rows), min(PROBE_LIMIT, most), clock)
+    # Reading alone takes about so long for each batch; a slow machine gets a smaller large round.
+    slow = (2 * LARGE + 1) * probe.seconds > seconds * READING_SHARE
+    large = min((LARGE - slow) * rows, plan.draws)
     prefill = None
     if not endpoint:
         read = _run(engine, _take(source, large), 1, clock)
         prefill = read.prompt_tokens / max(1e-9, read.seconds)
-    probe = _run(engine, _take(source, rows), min(PROBE_LIMIT, most), clock)
     reading = probe.prompt_tokens / prefill if prefill else 0.0
-    rate = max(1e-9, probe.tokens / max(1e-9, probe.seconds - reading))
-    limit = choose_limit(rows + large, most, rate, seconds - (clock() - started))
+    rate = max(1e-9, probe.tokens / max(0.2 * probe.seconds, probe.seconds - reading))
+    left = seconds - (clock() - started) - reading * (rows + large) / rows
+    limit = choose_limit(rows + large, most, rate, left)
     found = Measurement(prefill, limit=limit, rows=rows)
     for draws in (rows, large):
         found.rounds.append(_run(engine, _take(source, draws), limit, clock))

@@ -64,7 +64,7 @@ def _without_secrets(value: str) -> str:
     parts = urlsplit(value)
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ValueError(
-            "must hold no user, no password and no query: put the key into the environment variable"
+            "must hold no user and no password, and no query: put the key into the environment variable"
         )
     return value
 

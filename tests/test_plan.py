@@ -305,7 +305,7 @@ def test_a_measurement_finds_the_rates_of_a_machine_that_is_known(lettered_model
     assert per_token == pytest.approx(0.01, rel=0.01)
     assert emptying == pytest.approx(1.0, rel=0.05)
     assert engine.decoding == Decoding(max_new_tokens=500)
-    assert engine.limits[:3] == [2, 1, 8]
+    assert engine.limits[:3] == [2, 8, 1]
     assert found.limit == max(engine.limits)
     assert 30 < found.seconds < 75
 
