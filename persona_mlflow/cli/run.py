@@ -55,6 +55,7 @@ def run(
     """
     from persona_mlflow.cli.interruption import interruptible
     from persona_mlflow.distributed.place import find_place, leave_group, share_threads
+    from persona_mlflow.estimate import compare_with_estimate
     from persona_mlflow.plan import make_plan
     from persona_mlflow.store import check_reachable, resolve_tracking_uri
 
@@ -70,6 +71,9 @@ def run(
         others = _same_call(context) if place.to_start else ()
         result = _sweep(plan, folder, experiment_name, tracking_uri, as_json, place, others)
     _print_result(result, plan, tracking_uri, as_json)
+    said = None if as_json else compare_with_estimate(plan, folder, result.generated)
+    if said is not None:
+        click.echo(said)
 
 
 def _help(place: Place, command: list[str], options: Mapping[str, Any], output: Path | None) -> NoReturn:
