@@ -213,11 +213,11 @@ def chromium_page(width: int = 1600, height: int = 1000) -> Iterator[Page]:
     Yields:
         The page.
     """
-    sync_api = pytest.importorskip("playwright.sync_api")
+    pytest.importorskip("playwright.sync_api")
     executable = shutil.which("chromium")
     if executable is None:
         pytest.skip("no browser: the program chromium is not installed")
-    with tempfile.TemporaryDirectory(prefix="chromium-") as profile, sync_api.sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory(prefix="chromium-") as profile, _shared_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
             profile,
             executable_path=executable,
@@ -229,6 +229,25 @@ def chromium_page(width: int = 1600, height: int = 1000) -> Iterator[Page]:
             yield context.pages[0] if context.pages else context.new_page()
         finally:
             context.close()
+
+
+_playwrights: list[Any] = []
+
+
+@contextlib.contextmanager
+def _shared_playwright() -> Iterator[Any]:
+    """One Playwright for all pages of a process: a second one would not start inside the first one's loop."""
+    if _playwrights:
+        yield _playwrights[0]
+        return
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        _playwrights.append(playwright)
+        try:
+            yield playwright
+        finally:
+            _playwrights.clear()
 
 
 def _local_only(route: Route) -> None:

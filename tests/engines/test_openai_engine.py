@@ -330,8 +330,9 @@ def test_the_pace_spaces_requests_and_holds_them_back() -> None:
 
 def test_requests_keep_to_the_rate(serve: Callable[..., Server]) -> None:
     server = serve(echo)
-    run(engine(server, requests_per_minute=600), requests(4))
-    assert max(server.times) - min(server.times) >= 0.29  # four at ten a second
+    run(engine(server, requests_per_minute=600), requests(8))
+    # Eight at ten a second begin within 0.7 s at the least; a busy machine may see the first one late.
+    assert max(server.times) - min(server.times) >= 0.4
 
 
 def test_backoff_grows_has_jitter_and_a_ceiling() -> None:
